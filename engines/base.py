@@ -1,0 +1,138 @@
+"""The one interface that every kind of engine has, and what engines differ in, as data.
+
+An adapter is pure: it says what to send and reads what came. The connection belongs to `gateway.upstream`. One adapter is made
+for each kind, one `Reader` for each attempt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
+
+from gateway.errors import GatewayError
+from gateway.request import Constraint, Delta, FinishReason, GenerateRequest, Usage
+from gateway.wire.sse import SseEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a kind of engine can do.
+
+    `takes_ids`: it generates from token ids (else the chat request is passed on: `format: engine`). `streams_ids`: the ids of
+    every token come in the stream, so that markers are matched by id. `takes_stop_ids`: it stops at any id it is told; elsewhere
+    the gateway watches for them. `choices`: it can make several answers in one request.
+    `constraints`: what its own structured output can enforce.
+    """
+
+    takes_ids: bool
+    streams_ids: bool
+    takes_stop_ids: bool
+    choices: bool
+    constraints: frozenset[Literal["json", "calls"]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One attempt's work for an engine. `model` is the name that the engine knows (None: its only one).
+
+    `ids` is the prompt; empty for an engine that templates itself, which is given `request.body` instead. `visible` are the texts
+    of special tokens that the answer's format needs to see: markers and stop tokens. `choice` numbers the answers of one request
+    (`n`): an engine that makes one answer at a time is asked `n` times, each with its own seed.
+    """
+
+    request: GenerateRequest
+    ids: Sequence[int] = ()
+    stop_ids: frozenset[int] = frozenset()
+    visible: tuple[str, ...] = ()
+    constraint: Constraint | None = None
+    max_tokens: int | None = None
+    model: str | None = None
+    choice: int = 0
+
+
+class EngineFinish(msgspec.Struct, frozen=True, gc=False):
+    """Why the engine stopped. `stop` covers end of turn; a grammar that was satisfied is `stop` too."""
+
+    reason: FinishReason
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """One event of an engine's answer.
+
+    `tokens` counts the generated tokens that it carries, visible or not (0 for progress and end chunks). `ids` are complete or
+    None. `stop_id` is set where the chunk shows that one of the work's stop ids was generated: the turn ends before it.
+    `deltas` and `raw` come from engines that parse themselves: what the event says, and the event's own data.
+    """
+
+    choice: int = 0
+    text: str = ""
+    tokens: int = 0
+    ids: tuple[int, ...] | None = None
+    stop_id: int | None = None
+    deltas: tuple[Delta, ...] = ()
+    raw: bytes | None = None
+    finish: EngineFinish | None = None
+    usage: Usage | None = None
+
+
+class Reader(Protocol):
+    """Reads one attempt's events in order. Raises EngineBroke for an event that is not what the protocol says."""
+
+    def chunk(self, event: SseEvent) -> Chunk | None:
+        """What one server-sent event means; None for one that means nothing (comments, keep-alives)."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the protocol's own end was seen. A connection that closes before it broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine says of itself; None where it says nothing."""
+
+    version: str | None = None
+    model: str | None = None
+    context_tokens: int | None = None
+    slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to an engine: path below its root, headers beside the standard ones, body."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """One kind of engine."""
+
+    @property
+    def kind(self) -> str:
+        """The name in settings: `llamacpp`, `vllm`, …"""
+
+    @property
+    def traits(self) -> Traits:
+        """What it can do."""
+
+    @property
+    def health_path(self) -> str:
+        """A GET of it answers 200 when the engine can serve."""
+
+    @property
+    def info_paths(self) -> tuple[str, ...]:
+        """What to GET, in this order, for `info`."""
+
+    def call(self, work: Work) -> Call:
+        """The request for one attempt. Always asks for a stream. Raises BadRequest for what the engine cannot do."""
+
+    def reader(self, work: Work) -> Reader:
+        """A fresh reader for the answer to `call(work)`."""
+
+    def error(self, status: int, body: bytes) -> GatewayError:
+        """An error answer as the client shall see it: ContextTooLong, EngineRefused or another EngineError."""
+
+    def info(self, bodies: Sequence[bytes]) -> EngineInfo:
+        """Reads the answers of `info_paths`. Never raises: what cannot be read is None."""

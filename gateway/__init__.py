@@ -1,0 +1,1 @@
+"""Interlock: a gateway between agent harnesses and engines that run open models."""

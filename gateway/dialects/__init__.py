@@ -1,0 +1,1 @@
+"""Client languages, one file each."""

@@ -1,0 +1,80 @@
+"""What a client's language is: how its request is read, and how an answer is written in it.
+
+Invariant: `parse` gives a GenerateRequest or raises a ClientError that names the field, for any bytes. Encoders are pure folds
+over deltas: the same deltas give the same bytes, however they were grouped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.errors import GatewayError
+from gateway.request import Delta, GenerateRequest, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Caps on what one request may ask, from `limits` in the settings."""
+
+    n: int = 8
+    stop: int = 16
+    stop_chars: int = 256
+    logprobs: int = 20
+    tools: int = 256
+    messages: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the encoder must know of an answer beside its deltas. `model` is the name that the client used.
+
+    `reasoning_fields` are the names under which thoughts are given. `created_s` is Unix time.
+    """
+
+    id: str
+    created_s: int
+    model: str
+    reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning")
+
+
+class Encoder(Protocol):
+    """Writes one answer. The one for whole answers returns nothing until `end`."""
+
+    def feed(self, choice: int, deltas: Sequence[Delta]) -> bytes:
+        """What these deltas of one choice add to the body; b"" where they add nothing."""
+
+    def passed(self, choice: int, raw: bytes, deltas: Sequence[Delta]) -> bytes:
+        """As `feed`, for an event of an engine that speaks this dialect itself: `raw` is the event's data, `deltas` say the
+        same. The streamed answer is the engine's own bytes with the client's model name in them."""
+
+    def end(self, usage: Usage) -> bytes:
+        """The end of a complete answer: usage where asked for and the dialect's terminator, or the whole body."""
+
+    def error(self, error: GatewayError) -> bytes:
+        """The failure of an answer that had begun, after which nothing follows: it must not look whole."""
+
+
+class Dialect(Protocol):
+    """One client language."""
+
+    @property
+    def name(self) -> str:
+        """The word in metrics: `openai_chat`, …"""
+
+    @property
+    def path(self) -> str:
+        """Its POST path."""
+
+    def parse(self, body: bytes, limits: Limits) -> GenerateRequest:
+        """The request. Raises ClientError."""
+
+    def encoder(self, request: GenerateRequest, answer: Answer) -> Encoder:
+        """A fresh encoder: streamed or whole, as the request says."""
+
+    def error(self, error: GatewayError) -> bytes:
+        """The body of an error answer that had not begun."""
+
+
+STREAM_TYPE = b"text/event-stream; charset=utf-8"
+JSON_TYPE = b"application/json"
+PING = b": ping\n\n"  # a comment: every client's SSE reader skips it

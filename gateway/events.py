@@ -1,0 +1,98 @@
+"""The life of a request as values: what observers see. A union, nothing else.
+
+Each request emits one `Received` and exactly one `Finished`. Between them, each `AttemptStarted` is closed by exactly one of
+`AttemptFailed`, `ClientGone` or `Finished` (which closes the attempt that served the answer), so that counts of running work
+are a fold over this stream. Times are seconds of the monotonic clock; durations are seconds.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.request import FailureKind, Usage
+
+Outcome = Literal["ok", "client_error", "rejected", "upstream_error", "timeout", "client_gone", "drained"]
+NO_ENGINE = "none"  # the engine's name before a request was routed
+NO_MODEL = "unknown"  # the model's name where the client named none that is served: labels never hold a client's text
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The last byte of the body was read."""
+
+    request_id: str
+    dialect: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """Attempt number `attempt` of this request goes to `engine`."""
+
+    request_id: str
+    attempt: int
+    engine: str
+    model: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first reasoning, content or tool delta was handed to `send` (or, not streamed, was ready)."""
+
+    request_id: str
+    attempt: int
+    engine: str
+    model: str
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The attempt ended without an answer; `reason` is the error's word."""
+
+    request_id: str
+    attempt: int
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The client left while this attempt ran; the engine's connection is closed."""
+
+    request_id: str
+    attempt: int
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request is over. The one event that the access log and most metrics are made from.
+
+    `inter_token_s` holds one pair for each gap between token-bearing chunks: seconds per token, and how many tokens came.
+    """
+
+    request_id: str
+    dialect: str
+    model: str
+    engine: str
+    format: str
+    outcome: Outcome
+    reason: str | None
+    status: int
+    streamed: bool
+    attempts: int
+    duration_s: float
+    ttft_s: float | None = None
+    queue_s: float = 0.0
+    client_stall_s: float = 0.0
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: str | None = None
+    inter_token_s: tuple[tuple[float, int], ...] = ()
+    with_tools: bool = False
+    tool_calls: int = 0
+    failures: tuple[tuple[FailureKind, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+Event = Received | AttemptStarted | FirstToken | AttemptFailed | ClientGone | Finished

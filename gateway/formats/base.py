@@ -1,0 +1,76 @@
+"""What a format is to the rest of the gateway. The machine behind it is `gateway.formats.machine`.
+
+Invariant: a parser never raises, whatever the model wrote, and any split of the same output gives the same deltas once neighbours
+are merged.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.request import Delta, FinishReason, ToolSpec, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ParseOptions:
+    """What a parser must know of its request.
+
+    `prompt_tail` is the end of the rendered prompt, from the last turn's header on: it decides whether the template opened the
+    thought. `new_call_id` makes call ids, for families without a rule of their own. `marker_ids` maps the text of each marker
+    that is one token to its id: given, the parser is fed tokens and only those ids are these markers. `hold_arguments` holds a
+    call's deltas back until it is whole.
+    """
+
+    tools: tuple[ToolSpec, ...] = ()
+    prompt_tail: str = ""
+    new_call_id: Callable[[], str] = lambda: "call_0"
+    marker_ids: Mapping[str, int] = field(default_factory=dict)
+    hold_arguments: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How this format writes a call as `opener + {name_key: …, arguments_key: …} + closer`, for grammars and prompts."""
+
+    opener: str
+    closer: str
+    separator: str
+    name_key: str
+    arguments_key: str
+
+
+class Parser(Protocol):
+    """One answer's parser."""
+
+    def feed(self, text: str) -> list[Delta]:
+        """The deltas that this text completes."""
+
+    def feed_tokens(self, tokens: Sequence[tuple[int, str]]) -> list[Delta]:
+        """As `feed`, where the engine gives ids: each token's id and the text that it completes (may be empty)."""
+
+    def finish(self, reason: FinishReason, usage: Usage) -> list[Delta]:
+        """The rest, ending with exactly one `Finish`: its reason is `tool_calls` where whole calls were made and the model
+        stopped by itself, and `length` where it was cut."""
+
+
+class Format(Protocol):
+    """How a family of models writes reasoning and tool calls."""
+
+    @property
+    def name(self) -> str:
+        """The canonical name in settings."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """What engines call the same format."""
+
+    @property
+    def visible(self) -> tuple[str, ...]:
+        """Markers that may be special tokens: the engine must not hide them."""
+
+    @property
+    def call_syntax(self) -> CallSyntax | None:
+        """Where calls are JSON in a wrapper; None for other codecs."""
+
+    def parser(self, options: ParseOptions) -> Parser:
+        """A fresh parser for one answer."""

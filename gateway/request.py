@@ -1,0 +1,227 @@
+"""The internal language between dialects, prompts, formats and engines. Values only: frozen, no behaviour, no I/O.
+
+What a client asked is a `GenerateRequest`, whatever its dialect. What a model answered is a stream of `Delta`s; the streamed
+answer, the whole answer and the metrics are three folds over that one stream.
+
+Deltas are msgspec structs, since one is made for each token: a frozen dataclass costs five times as much to create.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A function that the model may call. `parameters` is its JSON Schema, or None where the client gave none."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call in the history. `arguments` is text as the client sent it: not always JSON, and that never fails a request."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `content` is text, None, or the client's list of parts as plain JSON objects."""
+
+    role: Role
+    content: str | tuple[Mapping[str, Any], ...] | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`named` allows only the tools in `names`, one of which must be called; `required` any, at least one."""
+
+    mode: Literal["none", "auto", "required", "named"] = "auto"
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling settings that the client gave; None where it gave none, so that the engine's own default holds."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JsonAnswer:
+    """The whole answer is one JSON value that satisfies `schema` (any object where it is None)."""
+
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """The answer is tool calls in a given syntax, each `opener + JSON object + closer`, with the object's two keys as named.
+
+    `tools` are the functions allowed. With `or_text` the model may write text that does not begin with the opener instead.
+    `max_calls` is 1 where the client forbade parallel calls.
+    """
+
+    tools: tuple[ToolSpec, ...]
+    opener: str
+    closer: str
+    separator: str
+    name_key: str
+    arguments_key: str
+    or_text: bool
+    max_calls: int | None = None
+
+
+Constraint = JsonAnswer | CallAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What a client asked, in no dialect. `body` holds its own bytes, for engines that template and parse themselves."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel_tool_calls: bool = True
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    answer: JsonAnswer | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt. `text` and `ids` say the same; `stop_ids` end the turn.
+
+    `stop_texts` maps each stop id to its text; `notes` are the mappings made on the way ("developer message given as system"),
+    for the log; `constraint` is what the engine must enforce.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    stop_ids: frozenset[int] = frozenset()
+    stop_texts: Mapping[int, str] = field(default_factory=dict)
+    constraint: Constraint | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one answer. `reasoning_tokens` are part of `completion_tokens`, `cached_tokens` of `prompt_tokens`."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+FailureKind = Literal[
+    "truncated_call",
+    "truncated_reasoning",
+    "unterminated_call",
+    "invalid_json",
+    "not_an_object",
+    "missing_name",
+    "unknown_tool",
+    "duplicate_key",
+    "schema_mismatch",
+    "double_encoded",
+    "bad_header",
+    "stray_marker",
+    "missing_opener",
+    "missing_closer",
+    "implicit_reasoning_end",
+    "call_in_reasoning",
+    "special_tokens_missing",
+    "stop_leak",
+    "value_too_large",
+    "internal",
+]
+
+
+class ReasoningText(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the model's thought."""
+
+    text: str
+
+
+class ContentText(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the visible answer."""
+
+    text: str
+
+
+class ToolCallStart(msgspec.Struct, frozen=True, gc=False):
+    """Call number `index` of this answer begins; its id and name are final."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallArguments(msgspec.Struct, frozen=True, gc=False):
+    """The next piece of the arguments' JSON text of call `index`; the pieces concatenate to the exact text."""
+
+    index: int
+    text: str
+
+
+class ToolCallEnd(msgspec.Struct, frozen=True, gc=False):
+    """Call `index` is whole."""
+
+    index: int
+
+
+class ParseFailure(msgspec.Struct, frozen=True, gc=False):
+    """Something in the model's output was not as its format says. Counted; never silent.
+
+    `offset` is in code points of the raw output; `index` the call concerned. `recovered` means that nothing was lost by it: the
+    call or the text still reached the client in its proper place.
+    """
+
+    kind: FailureKind
+    index: int | None
+    offset: int
+    recovered: bool
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """The answer is complete. Always the last delta, exactly once."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+Delta = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd | ParseFailure | Finish
