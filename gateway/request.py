@@ -125,15 +125,18 @@ class GenerateRequest:
 class Prompt:
     """A rendered prompt. `text` and `ids` say the same; `stop_ids` end the turn.
 
-    `stop_texts` maps each stop id to its text; `notes` are the mappings made on the way ("developer message given as system"),
-    for the log; `constraint` is what the engine must enforce.
+    `tail` is the end of the text from the last turn's header on. `stop_texts` maps each stop id to its text; `notes` are the
+    mappings made on the way ("developer message given as system"), for the log; `constraint` is what the engine must enforce;
+    `max_tokens` is the client's limit, within what the context leaves.
     """
 
     text: str
     ids: tuple[int, ...]
     stop_ids: frozenset[int] = frozenset()
     stop_texts: Mapping[int, str] = field(default_factory=dict)
+    tail: str = ""
     constraint: Constraint | None = None
+    max_tokens: int | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -1,0 +1,212 @@
+"""One choice of an answer: an engine's chunks in, deltas out, with the operator's rules applied and everything counted.
+
+Invariant: whatever the chunks, the deltas end with exactly one `Finish`, and nothing follows it. PURE: the session feeds it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from engines.base import Chunk
+from gateway.errors import AnswerRefused
+from gateway.formats.base import Parser
+from gateway.request import (
+    ContentText,
+    Delta,
+    FailureKind,
+    Finish,
+    FinishReason,
+    ParseFailure,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
+from gateway.stop import StopMatcher
+
+# A cut by the token limit is reported by its finish reason: it is no fault of the model's.
+_CUTS: frozenset[FailureKind] = frozenset({"truncated_call", "truncated_reasoning"})
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRules:
+    """What the operator wants done with answers that break a rule."""
+
+    unknown_tool: Literal["forward", "refuse"] = "forward"
+    on_parse_failure: Literal["content", "error"] = "content"
+    on_schema_miss: Literal["count", "retry", "refuse"] = "count"
+
+
+class Watcher(Protocol):
+    """Looks at the deltas of an answer and adds failures, such as a schema that was missed."""
+
+    def see(self, deltas: Sequence[Delta]) -> list[ParseFailure]:
+        """The failures that these deltas complete."""
+
+
+class Tally:
+    """What is counted of a choice while it streams."""
+
+    __slots__ = ("calls", "failures", "finish_reason", "reasoning_tokens", "schema_missed", "tokens", "usage")
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.tokens = 0
+        self.reasoning_tokens = 0
+        self.calls = 0
+        self.failures: Counter[FailureKind] = Counter()
+        self.schema_missed = False
+        self.finish_reason: FinishReason | None = None
+        self.usage = Usage(prompt_tokens=prompt_tokens)
+
+    def final_usage(self) -> Usage:
+        """The engine's counts where it gave them, ours where it did not, with our count of the thought's tokens."""
+        usage = self.usage
+        completion = max(usage.completion_tokens, self.tokens)
+        reasoning = usage.reasoning_tokens or min(self.reasoning_tokens, completion)
+        return Usage(usage.prompt_tokens, completion, usage.cached_tokens, reasoning)
+
+
+class AnswerReader:
+    """Reads the chunks of one choice of an engine that the gateway rendered for."""
+
+    def __init__(self, parser: Parser, *, stop: tuple[str, ...], rules: AnswerRules, prompt_tokens: int) -> None:
+        self._parser = parser
+        self._stop = StopMatcher(stop) if stop else None
+        self._rules = rules
+        self.tally = Tally(prompt_tokens)
+        self.ended = False
+
+    def read(self, chunk: Chunk) -> list[Delta]:
+        """The deltas that this chunk completes. Raises AnswerRefused where the rules say so."""
+        if self.ended:
+            return []
+        tally = self.tally
+        tally.tokens += chunk.tokens
+        if chunk.usage is not None:
+            tally.usage = chunk.usage
+        deltas = self._parser.feed(chunk.text) if chunk.text else []
+        if chunk.tokens and any(type(delta) is ReasoningText for delta in deltas):
+            tally.reasoning_tokens += chunk.tokens
+        if chunk.stop_id is not None:
+            deltas += self._parser.finish("stop", tally.final_usage())
+        elif chunk.finish is not None:
+            deltas += self._parser.finish(chunk.finish.reason, tally.final_usage())
+        return self._judged(self._stopped(deltas)) if deltas else deltas
+
+    def _stopped(self, deltas: list[Delta]) -> list[Delta]:
+        """Applies stop strings to the content."""
+        stop = self._stop
+        if stop is None:
+            return deltas
+        shown: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, ContentText):
+                text = stop.feed(delta.text)
+            elif isinstance(delta, ParseFailure):
+                text = ""  # failures say nothing of the text's order
+            else:
+                text = stop.flush()
+            if text:
+                shown.append(ContentText(text))
+            if stop.matched is not None:
+                reason: FinishReason = "tool_calls" if self._calls_in(shown) else "stop"
+                shown.append(Finish(reason, self.tally.final_usage()))
+                return shown
+            if not isinstance(delta, ContentText):
+                shown.append(delta)
+        return shown
+
+    def _calls_in(self, deltas: Sequence[Delta]) -> bool:
+        return self.tally.calls > 0 or any(isinstance(delta, ToolCallEnd) for delta in deltas)
+
+    def _judged(self, deltas: list[Delta]) -> list[Delta]:
+        """Counts, and raises where the operator refuses such an answer."""
+        tally = self.tally
+        for delta in deltas:
+            if isinstance(delta, ToolCallEnd):
+                tally.calls += 1
+            elif isinstance(delta, ParseFailure):
+                tally.failures[delta.kind] += 1
+                judge(delta, self._rules, tally)
+            elif isinstance(delta, Finish):
+                tally.finish_reason = delta.reason
+                tally.usage = delta.usage
+                self.ended = True
+        return deltas
+
+
+def judge(failure: ParseFailure, rules: AnswerRules, tally: Tally) -> None:
+    """Raises AnswerRefused where the rules refuse an answer with this failure."""
+    if failure.kind == "schema_mismatch":
+        tally.schema_missed = True
+        if rules.on_schema_miss == "refuse":
+            raise AnswerRefused("The model's tool call does not fit the tool's schema.", kind=failure.kind)
+    elif failure.kind == "unknown_tool":
+        if rules.unknown_tool == "refuse":
+            raise AnswerRefused("The model called a tool that the request does not declare.", kind=failure.kind)
+    elif rules.on_parse_failure == "error" and not failure.recovered and failure.kind not in _CUTS:
+        raise AnswerRefused(f"The model's output is malformed: {failure.kind}.", kind=failure.kind)
+
+
+class PassedReader:
+    """Reads the chunks of one choice of an engine that templates and parses itself: counts and checks, changes nothing."""
+
+    def __init__(self, checker: Watcher, *, rules: AnswerRules) -> None:
+        self._checker = checker
+        self._rules = rules
+        self.tally = Tally(0)
+        self.ended = False
+
+    def read(self, chunk: Chunk) -> list[Delta]:
+        """The chunk's own deltas, with the failures that they complete and, at the end, the `Finish`."""
+        tally = self.tally
+        tally.tokens += chunk.tokens
+        if chunk.usage is not None:
+            tally.usage = chunk.usage
+        deltas = list(chunk.deltas)
+        for failure in self._checker.see(deltas):
+            tally.failures[failure.kind] += 1
+            judge(failure, self._rules, tally)
+        for delta in deltas:
+            if type(delta) is ToolCallEnd:
+                tally.calls += 1
+            elif type(delta) is ReasoningText:
+                tally.reasoning_tokens += chunk.tokens
+        if chunk.finish is not None and not self.ended:
+            self.ended = True
+            tally.finish_reason = chunk.finish.reason
+            deltas.append(Finish(chunk.finish.reason, tally.final_usage()))
+        return deltas
+
+
+class CallChecker:
+    """Checks the tool calls of an engine that parses itself: known tool, arguments that are one JSON object and fit the schema."""
+
+    def __init__(self, check: "CheckArguments") -> None:
+        self._check = check
+        self._names: dict[int, str] = {}
+        self._pieces: dict[int, list[str]] = {}
+
+    def see(self, deltas: Sequence[Delta]) -> list[ParseFailure]:
+        """The failures of the calls that end in these deltas."""
+        failures: list[ParseFailure] = []
+        for delta in deltas:
+            if isinstance(delta, ToolCallStart):
+                self._names[delta.index] = delta.name
+                self._pieces[delta.index] = []
+            elif isinstance(delta, ToolCallArguments):
+                self._pieces.setdefault(delta.index, []).append(delta.text)
+            elif isinstance(delta, ToolCallEnd):
+                text = "".join(self._pieces.pop(delta.index, ()))
+                kinds = self._check(self._names.get(delta.index, ""), text)
+                failures += [ParseFailure(kind, delta.index, 0, True) for kind in kinds]
+        return failures
+
+
+class CheckArguments(Protocol):
+    """Checks one whole call."""
+
+    def __call__(self, name: str, arguments: str) -> Sequence[FailureKind]:
+        """The kinds of failure of this call."""

@@ -1,0 +1,1 @@
+"""The engines known now, with their health and load. One writer: the registry."""

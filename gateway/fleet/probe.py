@@ -1,0 +1,72 @@
+"""Asks each engine whether it can serve, and what it is. A failed probe takes an engine out, the next good one puts it back."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from engines.base import EngineInfo
+from gateway.errors import GatewayError
+from gateway.fleet.registry import Member, Registry
+from gateway.upstream import Upstream
+
+_log = structlog.get_logger("interlock.fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTimes:
+    """How often a ready engine is asked, how often one that is not, and how long it may take to answer (seconds)."""
+
+    ready_s: float = 2.0
+    down_s: float = 0.25
+    limit_s: float = 5.0
+
+
+class Prober:
+    """Probes the engines of a registry until its task is cancelled. `on_info` is told what a newly ready engine is."""
+
+    def __init__(
+        self, registry: Registry, upstream: Upstream, on_info: Callable[[Member, EngineInfo], None], times: ProbeTimes | None = None
+    ) -> None:
+        self._registry = registry
+        self._upstream = upstream
+        self._on_info = on_info
+        self._times = times or ProbeTimes()
+
+    async def run(self) -> None:
+        """Probes for ever, each engine at its own pace."""
+        async with asyncio.TaskGroup() as group:
+            for member in self._registry.members.values():
+                group.create_task(self._watch(member))
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            ready = await self.probe(member)
+            await asyncio.sleep(self._times.ready_s if ready else self._times.down_s)
+
+    async def probe(self, member: Member) -> bool:
+        """Asks one engine once, and records the answer."""
+        try:
+            status, _ = await self._get(member, member.engine.health_path)
+            failure = None if status == 200 else f"status {status}"
+            if failure is None and not self._registry.is_ready(member.id):
+                await self._identify(member)
+        except GatewayError as error:
+            failure = error.message
+        if self._registry.set_ready(member.id, failure is None):
+            _log.info("engine ready" if failure is None else "engine not ready", engine=member.id, why=failure)
+        return failure is None
+
+    async def _identify(self, member: Member) -> None:
+        """Reads what the engine is, before it gets its first request: after a restart it may be another."""
+        bodies = []
+        for path in member.engine.info_paths:
+            status, body = await self._get(member, path)
+            bodies.append(body if status == 200 else b"")
+        info = member.engine.info(bodies)
+        self._registry.set_info(member.id, info)
+        self._on_info(member, info)
+
+    async def _get(self, member: Member, path: str) -> tuple[int, bytes]:
+        return await self._upstream.get(member.url(path), api_key=member.api_key, limit_s=self._times.limit_s)

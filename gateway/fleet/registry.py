@@ -1,0 +1,88 @@
+"""Which engines there are, whether they can serve, and what runs on them. The only place that changes any of it.
+
+Readers get frozen snapshots. Running work is a reducer of the event stream, so that it cannot drift from what requests say of
+themselves; health comes from probes and from traffic, and a refused connection counts at once.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from yarl import URL
+
+from engines.base import Engine, EngineInfo
+from gateway.events import Event
+from gateway.routing.inflight import InFlight
+from gateway.routing.view import EngineView, FleetView
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An engine as wired: how it is spoken to, where it is, and which model of ours it serves.
+
+    `engine_model` is the name that the engine knows, None for its only one. The key is never shown.
+    """
+
+    id: str
+    model: str
+    engine: Engine
+    root: URL
+    engine_model: str | None = None
+    api_key: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Member({self.id!r}, {self.engine.kind!r})"
+
+    def url(self, path: str) -> URL:
+        """A path below the engine's root."""
+        return self.root.with_path(self.root.path.rstrip("/") + path)
+
+
+class Registry:
+    """All engines, by id."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.members: Mapping[str, Member] = {member.id: member for member in members}
+        self._ready = dict.fromkeys(self.members, False)
+        self._info = dict.fromkeys(self.members, EngineInfo())
+        self._running = InFlight()
+        self._changed = asyncio.Event()
+
+    def apply(self, event: Event) -> None:
+        """An observer of the bus: keeps the counts of running attempts."""
+        self._running.apply(event)
+
+    def set_ready(self, engine_id: str, ready: bool) -> bool:
+        """Records an engine's health; True where that changed it. Wakes those who wait for an engine."""
+        if self._ready[engine_id] == ready:
+            return False
+        self._ready[engine_id] = ready
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return True
+
+    def is_ready(self, engine_id: str) -> bool:
+        """Whether this engine can serve, as far as is known."""
+        return self._ready[engine_id]
+
+    def set_info(self, engine_id: str, info: EngineInfo) -> None:
+        """Records what an engine says of itself."""
+        self._info[engine_id] = info
+
+    def info(self, engine_id: str) -> EngineInfo:
+        """What an engine last said of itself."""
+        return self._info[engine_id]
+
+    def view(self, model: str) -> FleetView:
+        """The engines of one model, as they are now."""
+        return FleetView(
+            tuple(
+                EngineView(member.id, self._ready[member.id], self._running.count(member.model, member.id), self._info[member.id].context_tokens)
+                for member in self.members.values()
+                if member.model == model
+            )
+        )
+
+    async def changed(self) -> None:
+        """Returns when the health of any engine changes after this call."""
+        await self._changed.wait()

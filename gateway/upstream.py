@@ -1,0 +1,123 @@
+"""The HTTP client shell: a call to an engine goes out, its answer's bytes come in, and every failure is one of ours.
+
+It is the only place on the data path that knows the HTTP library. Bodies are read as they come, with the socket paused while
+nobody reads, so that a slow client slows its engine and nothing piles up between them.
+"""
+
+import asyncio
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from yarl import URL
+
+from engines.base import Call
+from gateway.errors import EngineBroke, EngineError, EngineTimeout, EngineUnreachable
+
+_READ_BUFFER_BYTES = 64 * 1024
+_LARGE_BODY_BYTES = 512 * 1024  # from here on the body is sent in pieces, so that one send does not hold the loop
+_ERROR_BODY_BYTES = 64 * 1024
+_RELEASE_S = 0.25
+
+
+class Exchange:
+    """An answer whose headers have come. Read it to its end, then `release` it; `close` drops the connection."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.content_type = response.headers.get("content-type", "")
+
+    async def read(self) -> bytes:
+        """The next bytes, or b"" at the end. Raises EngineBroke where the connection broke."""
+        with _translated(0.0):
+            return await self._response.content.readany()
+
+    async def read_error(self) -> bytes:
+        """The body of an error answer, up to 64 KiB."""
+        with _translated(0.0):
+            return await self._response.content.read(_ERROR_BODY_BYTES)
+
+    async def release(self) -> None:
+        """Gives the connection back for the next call, where the body ends soon; else closes it."""
+        content = self._response.content
+        if not content.at_eof():
+            try:
+                async with asyncio.timeout(_RELEASE_S):
+                    while await content.readany():
+                        pass
+            except (TimeoutError, aiohttp.ClientError, OSError):
+                self._response.close()
+                return
+        self._response.release()
+
+    def close(self) -> None:
+        """Drops the connection, so that the engine sees at once that nobody listens."""
+        self._response.close()
+
+
+class Upstream:
+    """A pool of connections to engines. Use as `async with Upstream() as upstream`."""
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=_READ_BUFFER_BYTES,
+            skip_auto_headers=("accept-encoding", "user-agent"),
+        )
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._session.close()
+
+    async def open(self, url: URL, call: Call, *, api_key: str | None, connect_s: float) -> Exchange:
+        """Sends the call and waits for the headers. Redirects are not followed. Raises an EngineError."""
+        headers = {"content-type": "application/json", **call.headers}
+        if api_key:
+            headers["authorization"] = f"Bearer {api_key}"
+        body = call.body if len(call.body) < _LARGE_BODY_BYTES else io.BytesIO(call.body)
+        with _translated(connect_s):
+            response = await self._session.post(
+                url,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+            )
+        return Exchange(response)
+
+    async def get(self, url: URL, *, api_key: str | None, limit_s: float, max_bytes: int = 1 << 20) -> tuple[int, bytes]:
+        """A small GET for probes: status and at most `max_bytes` of the body. Raises an EngineError."""
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        with _translated(limit_s):
+            async with self._session.get(
+                url, headers=headers, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=limit_s)
+            ) as response:
+                return response.status, await response.content.read(max_bytes)
+
+
+@contextmanager
+def _translated(connect_s: float) -> Iterator[None]:
+    """Turns the library's exceptions into ours. The messages name no address: they reach clients."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError:
+        raise EngineTimeout("connect", connect_s) from None
+    except aiohttp.ClientConnectorError:
+        raise EngineUnreachable("No connection to the engine could be made.") from None
+    except aiohttp.ServerTimeoutError:
+        raise EngineTimeout("headers", connect_s) from None
+    except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError):
+        raise EngineBroke("The engine closed the connection before its answer was complete.") from None
+    except TimeoutError:
+        raise EngineUnreachable("The engine did not answer in time.") from None
+
+
+__all__ = ["EngineError", "Exchange", "Upstream"]
