@@ -1,0 +1,380 @@
+"""Typed settings: one YAML file plus environment overrides, read once at start and frozen.
+
+Invariant: `load` gives settings in which everything fits together, or raises one `SettingsError` with every problem in them, each
+with its key path and the line or variable that it came from. A problem's text never holds a value that may be a secret.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from engines.base import Traits
+from gateway.errors import SettingsError
+from gateway.settings_fit import ENGINE_FORMAT, engine_id, misfits
+from gateway.settings_tree import PREFIX, KeyPath, Place, Problem, read_tree
+
+KINDS = ("llamacpp", "vllm", "sglang", "trtllm", "openai")
+"""Every kind of engine that a settings file may name; a version may lack the adapter of some."""
+
+AUTO_FORMAT = "auto"
+
+_LABEL = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What values are checked against. Settings made in code, without one, are checked for their types only."""
+
+    folder: Path | None = None
+    environ: Mapping[str, str] | None = None
+    kinds: Collection[str] | None = None
+    formats: Collection[str] | None = None
+
+
+def _context(info: ValidationInfo) -> _Context:
+    return info.context if isinstance(info.context, _Context) else _Context()
+
+
+def _wrong(message: str) -> PydanticCustomError:
+    return PydanticCustomError("settings", "{message}", {"message": message})
+
+
+def _label(value: Any) -> Any:
+    if isinstance(value, str) and not _LABEL.fullmatch(value):
+        raise _wrong("must be 1 to 128 letters, digits or any of . _ : / -")
+    return value
+
+
+def _some(value: Any) -> Any:
+    if value in ([], ()):
+        raise _wrong("must have at least one item")
+    return value
+
+
+def _section(value: Any) -> Any:
+    return {} if value is None else value
+
+
+Label = Annotated[str, BeforeValidator(_label)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Labels = Annotated[tuple[Label, ...], Field(strict=False)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+class ServerSettings(_Settings):
+    """Where the gateway listens, and what one request may cost it."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address of the API. Beyond loopback there is no protection yet: this version checks no keys."""
+
+    port: Port = 8080
+    """Port of the API; 0 takes a free one, which is logged."""
+
+    admin_host: str = Field("127.0.0.1", min_length=1)
+    """Address of `/metrics`, `/health` and `/ready`. Keep it on loopback or a private network."""
+
+    admin_port: Port | None = None
+    """Port of the admin address. Unset: 8081, or a free port, which is logged, where 8081 is taken."""
+
+    workers: int = Field(1, ge=1)
+    """Worker processes. This version runs exactly one."""
+
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    """The largest request body; a larger one is answered with 413."""
+
+    drain_s: float = Field(30.0, ge=0, allow_inf_nan=False)
+    """How long running answers may go on after SIGTERM; then they are ended with an error."""
+
+    headers_grace_s: float = Field(5.0, ge=0, allow_inf_nan=False)
+    """How long the headers of a streamed answer wait for its first token, so that a failure can still be a plain HTTP error."""
+
+    @field_validator("admin_port")
+    @classmethod
+    def _own_port(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and value == info.data.get("port") and info.data.get("host") == info.data.get("admin_host"):
+            raise _wrong("must differ from `port`")
+        return value
+
+    @field_validator("workers")
+    @classmethod
+    def _one_worker(cls, value: int) -> int:
+        if value > 1:
+            raise _wrong("this version runs one worker only: set 1, or leave it out")
+        return value
+
+
+class EngineSettings(_Settings):
+    """One engine process that serves a model."""
+
+    id: Label = ""
+    """The name in metrics and logs, unique over all models. Default: the model's name, a hyphen and the position."""
+
+    url: str
+    """The engine's root, as `http://127.0.0.1:8000`, without `/v1`."""
+
+    kind: str
+    """What the engine is: `llamacpp` or `openai` (any server that speaks OpenAI Chat Completions; needs `format: engine`)."""
+
+    model: str | None = Field(None, min_length=1)
+    """The name that the engine knows the model by. Unset: its only model."""
+
+    api_key_env: str | None = None
+    """The environment variable that holds the engine's API key. The key itself never stands in a settings file."""
+
+    @field_validator("url")
+    @classmethod
+    def _without_v1(cls, value: str) -> str:
+        return _root_url(value)
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, value: str, info: ValidationInfo) -> str:
+        supported = _context(info).kinds
+        if value not in KINDS:
+            raise _wrong(f"unknown kind of engine{_hint(value, KINDS)}; known: {', '.join(KINDS)}")
+        if supported is not None and value not in supported:
+            raise _wrong(f"{value} is not supported by this version; supported: {', '.join(supported)}")
+        return value
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _set_variable(cls, value: str | None, info: ValidationInfo) -> str | None:
+        environ = _context(info).environ
+        if value is not None and not _VARIABLE.fullmatch(value):
+            raise _wrong("must be the name of an environment variable, not a key")
+        if value is not None and environ is not None and not environ.get(value):
+            raise _wrong("the environment variable that it names is not set, or is empty")
+        return value
+
+
+class ModelSettings(_Settings):
+    """One model: what clients call it, how it is spoken to, and which engines serve it."""
+
+    name: Label
+    """The name that clients ask for."""
+
+    aliases: Labels = ()
+    """Other names for the same model."""
+
+    source: Annotated[Path, Field(strict=False)] | None = None
+    """A GGUF file or a Hugging Face model directory: the template and tokenizer come from it. A relative path starts at the
+    settings file. May be absent only with `format: engine`, which does not read it."""
+
+    profile: str | None = None
+    """A model's profile. Not read by this version."""
+
+    format: str = AUTO_FORMAT
+    """How the model writes reasoning and tool calls: `auto` (told from its template), a format's name, or `engine` (the engine
+    templates and parses; the gateway passes the chat request on, routes and measures)."""
+
+    tools: Literal["native", "constrained"] = "native"
+    """`native`: the model's template states the tools. `constrained`: for a model not trained for tools; the gateway states them
+    and the engine is held to a grammar."""
+
+    unknown_tool: Literal["forward", "refuse"] = "forward"
+    """A call of a tool that the request did not offer: pass it on and count it, or end the request with an error."""
+
+    on_parse_failure: Literal["content", "error"] = "content"
+    """A tool call that cannot be read: give its raw text as content and count it, or end the request with an error."""
+
+    on_schema_miss: Literal["count", "retry", "refuse"] = "count"
+    """Arguments that break the tool's schema: count it, ask the model again (only before the first byte), or end the request with
+    an error."""
+
+    hold_arguments: bool = False
+    """Hold a call's deltas back until it is whole, for clients that act on parts of a call."""
+
+    engines: Annotated[tuple[EngineSettings, ...], Field(strict=False), BeforeValidator(_some)]
+    """The engines that serve this model."""
+
+    @field_validator("profile")
+    @classmethod
+    def _no_profile(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise _wrong("this version reads no profiles: leave the key out")
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _found_source(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        folder = _context(info).folder
+        if value is None or folder is None:
+            return value
+        found = folder / value.expanduser()
+        if not found.exists():
+            raise _wrong("no such file or directory")
+        return found
+
+    @field_validator("format")
+    @classmethod
+    def _known_format(cls, value: str, info: ValidationInfo) -> str:
+        formats = _context(info).formats
+        if formats is not None and value not in (known := {AUTO_FORMAT, ENGINE_FORMAT, *formats}):
+            raise _wrong(f"unknown format{_hint(value, known)}; known: {', '.join(sorted(known))}")
+        return value
+
+    @field_validator("engines")
+    @classmethod
+    def _named_engines(cls, value: tuple[EngineSettings, ...], info: ValidationInfo) -> tuple[EngineSettings, ...]:
+        name = info.data.get("name", "")
+        return tuple(each if each.id else each.model_copy(update={"id": engine_id(name, i)}) for i, each in enumerate(value))
+
+
+class TimeoutSettings(_Settings):
+    """How long an engine may be silent in each stage of an answer."""
+
+    connect_s: Seconds = 1.0
+    """Until the connection stands."""
+
+    headers_s: Seconds = 30.0
+    """From the request's last byte to the engine's answer line. Engines answer it before they generate."""
+
+    first_token_s: Seconds = 600.0
+    """From the answer line to the first token. Covers the engine's queue and a long prompt."""
+
+    between_tokens_s: Seconds = 30.0
+    """Between two tokens. Keep-alive comments do not count as tokens, and time spent waiting for the client does not count."""
+
+    total_s: Seconds = 3600.0
+    """The whole request."""
+
+
+class LimitSettings(_Settings):
+    """What one request may ask, and how many may wait."""
+
+    n: int = Field(8, ge=1)
+    """The largest `n`."""
+
+    stop: int = Field(16, ge=0)
+    """The most `stop` strings."""
+
+    logprobs: int = Field(20, ge=0)
+    """The largest `top_logprobs`."""
+
+    tools: int = Field(256, ge=0)
+    """The most tools."""
+
+    messages: int = Field(10_000, ge=1)
+    """The most messages."""
+
+    queue_requests: int = Field(256, ge=0)
+    """The most requests that may wait for an engine; the next one is answered with 429."""
+
+    queue_wait_s: float = Field(30.0, ge=0, allow_inf_nan=False)
+    """The longest a request may wait for an engine."""
+
+
+class Settings(_Settings):
+    """All settings."""
+
+    server: Annotated[ServerSettings, BeforeValidator(_section)] = Field(default_factory=ServerSettings)
+    models: Annotated[tuple[ModelSettings, ...], Field(strict=False), BeforeValidator(_some)]
+    timeouts: Annotated[TimeoutSettings, BeforeValidator(_section)] = Field(default_factory=TimeoutSettings)
+    limits: Annotated[LimitSettings, BeforeValidator(_section)] = Field(default_factory=LimitSettings)
+
+
+SECTIONS: Mapping[tuple[str, ...], type[_Settings]] = MappingProxyType(
+    {
+        (): Settings,
+        ("server",): ServerSettings,
+        ("models",): ModelSettings,
+        ("models", "engines"): EngineSettings,
+        ("timeouts",): TimeoutSettings,
+        ("limits",): LimitSettings,
+    }
+)
+"""The models by the keys that lead to them, list positions left out."""
+
+
+def load(
+    path: str | os.PathLike[str], environ: Mapping[str, str], *, kinds: Mapping[str, Traits], formats: Collection[str]
+) -> Settings:
+    """The settings of one file with the environment's overrides. Raises SettingsError with everything that is wrong.
+
+    `kinds` are the engines that this version has adapters for; `formats` the names and aliases of the formats that it knows.
+    """
+    file = Path(path)
+    tree = read_tree(file, environ)
+    found = [*tree.problems, *_unread_variables(environ)]
+    found += [tree.problem(at, message) for at, message in misfits(tree.values, kinds)]
+    context = _Context(file.absolute().parent, environ, tuple(kinds), frozenset(formats))
+    try:
+        settings = Settings.model_validate(tree.values, context=context)
+    except ValidationError as error:
+        told = {problem.path for problem in tree.problems}
+        found += [
+            tree.problem(each["loc"], _message(each)) for each in error.errors(include_url=False) if each["loc"] not in told
+        ]
+    if found:
+        raise SettingsError(tuple(str(each) for each in sorted(found, key=lambda each: (each.place.line, each.place.column))))
+    return settings
+
+
+def _unread_variables(environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Overrides spelt with one underscore. A URL is not one: Kubernetes sets `INTERLOCK_SERVER_PORT=tcp://…` for a service."""
+    for section, model in SECTIONS.items():
+        for key in model.model_fields if len(section) == 1 else ():
+            name = f"{PREFIX}{section[0]}_{key}".upper()
+            if "://" not in environ.get(name, "://"):
+                yield Problem(Place(name), (), f"not read: write {PREFIX}{section[0].upper()}__{key.upper()}")
+
+
+def _message(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return _unknown_key(error["loc"])
+        case "model_type" | "model_attributes_type":
+            return "must be a mapping of keys"
+        case "tuple_type":
+            return "must be a list"
+        case _:
+            return error["msg"].replace("Input should be", "must be").replace("Input should", "must")
+
+
+def _unknown_key(path: KeyPath) -> str:
+    *parents, key = (each for each in path if isinstance(each, str))
+    keys = SECTIONS[tuple(parents)].model_fields
+    if hint := _hint(key, keys):
+        return f"unknown key{hint}"
+    homes = [".".join(section) or "the top level" for section, model in SECTIONS.items() if key in model.model_fields]
+    return f"unknown key; it belongs in {homes[0]}" if homes else f"unknown key; known here: {', '.join(keys)}"
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def _root_url(url: str) -> str:
+    """The URL without a last slash."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or any(each.isspace() for each in url):
+        raise _wrong("must be the engine's root, as `http://127.0.0.1:8000`")
+    if parts.username is not None or parts.password is not None:
+        raise _wrong("must hold no user or password: name a variable in `api_key_env`")
+    if parts.query or parts.fragment:
+        raise _wrong("must have no query and no fragment")
+    root = url.rstrip("/")
+    if root.endswith("/v1"):
+        raise _wrong("leave out `/v1`: the gateway adds it")
+    return root

@@ -1,0 +1,76 @@
+"""How settings fit together: what is wrong between values that may each be right.
+
+Works on plain values as they were written, so that it tells even where others are wrong, and never raises.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from engines.base import Traits
+from gateway.events import NO_ENGINE, NO_MODEL
+from gateway.settings_tree import KeyPath, shown_path
+
+ENGINE_FORMAT = "engine"
+
+
+def engine_id(model: str, position: int) -> str:
+    """The id of an engine that was given none."""
+    return f"{model}-{position}"
+
+
+def misfits(values: Mapping[str, Any], kinds: Mapping[str, Traits]) -> Iterator[tuple[KeyPath, str]]:
+    """Each misfit with its key path. `kinds` are the engines that this version has adapters for."""
+    models = list(_rows(values.get("models"), ("models",)))
+    yield from _clashes("model", _names(models), NO_MODEL)
+    yield from _clashes("engine", _engine_ids(models), NO_ENGINE)
+    for at, model in models:
+        yield from _model_misfits(at, model, kinds)
+
+
+def _rows(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    for index, row in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(row, dict):
+            yield (*path, index), row
+
+
+def _names(models: Iterable[tuple[KeyPath, dict[str, Any]]]) -> Iterator[tuple[KeyPath, Any]]:
+    for at, model in models:
+        yield (*at, "name"), model.get("name")
+        aliases = model.get("aliases")
+        for index, alias in enumerate(aliases if isinstance(aliases, list) else ()):
+            yield (*at, "aliases", index), alias
+
+
+def _engine_ids(models: Iterable[tuple[KeyPath, dict[str, Any]]]) -> Iterator[tuple[KeyPath, Any]]:
+    for at, model in models:
+        for place, engine in _rows(model.get("engines"), (*at, "engines")):
+            yield (*place, "id"), engine.get("id", engine_id(str(model.get("name")), int(place[-1])))
+
+
+def _clashes(what: str, names: Iterable[tuple[KeyPath, Any]], reserved: str) -> Iterator[tuple[KeyPath, str]]:
+    first: dict[str, KeyPath] = {}
+    for at, name in names:
+        if name == reserved:
+            yield at, f"`{reserved}` is what metrics say where there is no {what}: take another name"
+        elif isinstance(name, str) and first.setdefault(name, at) != at:
+            yield at, f"`{name}` is taken by {shown_path(first[name])}"
+
+
+def _model_misfits(at: KeyPath, model: Mapping[str, Any], kinds: Mapping[str, Traits]) -> Iterator[tuple[KeyPath, str]]:
+    by_engine = model.get("format") == ENGINE_FORMAT
+    constrained = model.get("tools") == "constrained"
+    if model.get("source") is None and not by_engine:
+        yield (*at, "source"), "is missing: give a GGUF file or a model directory, or set `format: engine`"
+    if constrained and by_engine:
+        yield (*at, "tools"), "`constrained` needs a `source` and a format other than `engine`"
+    for place, engine in _rows(model.get("engines"), (*at, "engines")):
+        kind = engine.get("kind")
+        traits = kinds.get(kind) if isinstance(kind, str) else None
+        if traits is None:
+            continue
+        if by_engine and traits.takes_ids:
+            yield (*place, "kind"), f"{kind} is sent token ids, so it cannot serve a model with `format: engine`"
+        if not by_engine and not traits.takes_ids:
+            yield (*place, "kind"), f"{kind} templates and parses by itself: the model needs `format: engine`"
+        if constrained and traits.takes_ids and "calls" not in traits.constraints:
+            yield (*place, "kind"), f"{kind} cannot enforce tool calls, which `tools: constrained` needs"
