@@ -1,3 +1,5 @@
 """Fixtures that tests of several packages share."""
 
-from support.llamacpp import local_engine as local_engine
+from support.llamacpp import local_engine
+
+__all__ = ["local_engine"]

