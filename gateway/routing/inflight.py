@@ -5,7 +5,6 @@ Request ids are unique, made by the gateway: an id that a client chose would let
 """
 
 from collections import deque
-from collections.abc import Mapping
 from types import MappingProxyType
 
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, Event, Finished
@@ -45,7 +44,7 @@ class InFlight:
         return self._counts.get((model, engine), 0)
 
     @property
-    def counts(self) -> Mapping[Place, int]:
+    def counts(self) -> MappingProxyType[Place, int]:
         """A read-only view by (model, engine); what is not in it is zero."""
         return MappingProxyType(self._counts)
 

@@ -1,0 +1,155 @@
+"""Prometheus metrics as one observer of the events.
+
+Invariant: label values come from the settings, the engines' versions or closed sets of our own words; everything else is `other`.
+So the number of series depends on the settings alone, whatever clients and models send. In-flight counts are the fold that the
+fleet uses too.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from gateway.events import NO_ENGINE, NO_MODEL, Event, Finished, Outcome
+from gateway.observe.series import Counter, Histogram, Labels, Names, gauge
+from gateway.request import FailureKind
+from gateway.routing.inflight import InFlight
+
+NO_FORMAT = "none"
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+# vLLM's bounds, so that our panels and the engines' overlay; ITL has 1, 2 and 5 ms besides.
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_ITL_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_DURATION_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_STARTED_SERIES = 1000  # a metric with more combinations than this makes its series when they are first used
+_VERSION_CHARS = 64
+
+_PAIR = ("model", "engine")
+_FORMAT = (*_PAIR, "format")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model of the settings: its name, its engines' ids and the name of its format."""
+
+    model: str
+    engines: tuple[str, ...]
+    format: str
+
+
+class Metrics:
+    """An observer, and the collector of what it counted."""
+
+    def __init__(self, served: Sequence[Served], dialects: Sequence[str]) -> None:
+        self._model = Names([NO_MODEL, *(model.model for model in served)])
+        self._engine = Names([NO_ENGINE, *(engine for model in served for engine in model.engines)])
+        self._format = Names([NO_FORMAT, *(model.format for model in served)])
+        self._dialect = Names(["none", *dialects])
+        self._reason = Names([], room=64)
+        self._inflight = InFlight()
+        self._pairs = [(model.model, engine) for model in served for engine in model.engines]
+        self._info: dict[tuple[str, str], tuple[str, str]] = {}
+        self._series: list[Counter | Histogram] = []
+        self._make()
+        self._start(served, dialects)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def __call__(self, event: Event) -> None:
+        """Counts one event."""
+        self._inflight.apply(event)
+        if isinstance(event, Finished):
+            self._finished(event)
+
+    def engine_info(self, engine: str, kind: str, version: str | None, model: str) -> None:
+        """What the probe learned. A later word on the same engine and model replaces the earlier."""
+        text = "".join(c for c in (version or "unknown")[:_VERSION_CHARS] if c.isprintable())
+        self._info[self._engine(engine), self._model(model)] = (kind, text)
+
+    def expose(self, accept: str = "") -> tuple[str, bytes]:
+        """The content type and body of a scrape: OpenMetrics where the scraper takes it, else the text format."""
+        if "application/openmetrics-text" in accept:
+            return OPENMETRICS_TYPE, openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]  # not typed
+        return TEXT_TYPE, generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every metric, for the registry."""
+        for series in self._series:
+            yield series.family()
+        running: dict[Labels, float] = dict.fromkeys(self._pairs, 0)
+        for (model, engine), count in self._inflight.counts.copy().items():
+            pair = (self._model(model), self._engine(engine))
+            running[pair] = running.get(pair, 0) + count
+        yield gauge("interlock_inflight_requests", "Attempts that run on the engine now.", _PAIR, running.items())
+        info = [((engine, kind, version, model), 1.0) for (engine, model), (kind, version) in self._info.items()]
+        yield gauge("interlock_engine_info", "What serves the model.", ("engine", "kind", "version", "model"), info)
+
+    def _make(self) -> None:
+        counter, histogram = self._counter, self._histogram
+        self._requests = counter("requests_total", "Requests that ended, by outcome.", (*_PAIR, "dialect", "outcome"))
+        self._failures = counter(
+            "request_failures_total", "Requests that did not end ok, by reason.", ("model", "outcome", "reason")
+        )
+        self._prompt = counter("prompt_tokens_total", "Prompt tokens, cached ones included.", _PAIR)
+        self._completion = counter("completion_tokens_total", "Generated tokens, reasoning included.", _PAIR)
+        self._cached = counter("cached_prompt_tokens_total", "Prompt tokens that the engine had in its cache.", _PAIR)
+        self._calls = counter("tool_calls_total", "Whole tool calls in the models' answers.", _FORMAT)
+        self._with_tools = counter("requests_with_tools_total", "Requests that ended and offered tools.", _FORMAT)
+        self._parse = counter("parse_failures_total", "Faults in the models' output, by kind.", (*_FORMAT, "kind"))
+        self._ttft = histogram("time_to_first_token_seconds", "From the body's last byte to the first delta sent.", _TTFT_S)
+        self._itl = histogram("inter_token_latency_seconds", "Between the engine's chunks, for each token.", _ITL_S)
+        self._duration = histogram("request_duration_seconds", "From the body's last byte to the end of the answer.", _DURATION_S)
+        self._stall = histogram("client_stall_seconds", "Time of one request blocked on a client that did not read.", _TTFT_S)
+
+    def _counter(self, name: str, text: str, labels: Labels) -> Counter:
+        made = Counter(f"interlock_{name}", text, labels)
+        self._series.append(made)
+        return made
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        made = Histogram(f"interlock_{name}", text, _PAIR, bounds)
+        self._series.append(made)
+        return made
+
+    def _start(self, served: Sequence[Served], dialects: Sequence[str]) -> None:
+        places = [(model.model, engine, model.format) for model in served for engine in model.engines]
+        for counter in (self._prompt, self._completion, self._cached):
+            counter.start(self._pairs)
+        for histogram in (self._ttft, self._itl, self._duration, self._stall):
+            histogram.start(self._pairs)
+        self._calls.start(places)
+        self._with_tools.start(places)
+        for counter, starts in (
+            (self._requests, [(*pair, *end) for pair in self._pairs for end in product(dialects, get_args(Outcome))]),
+            (self._parse, [(*place, kind) for place in places for kind in get_args(FailureKind)]),
+        ):
+            if len(starts) <= _STARTED_SERIES:
+                counter.start(starts)
+
+    def _finished(self, event: Finished) -> None:
+        pair = model, engine = self._model(event.model), self._engine(event.engine)
+        place = (*pair, self._format(event.format))
+        self._requests.add((*pair, self._dialect(event.dialect), event.outcome))
+        if event.outcome != "ok":
+            self._failures.add((model, event.outcome, self._reason(event.reason or "unknown")))
+        self._duration.add(pair, event.duration_s)
+        if event.with_tools:
+            self._with_tools.add(place)
+        for kind, count in event.failures:
+            self._parse.add((*place, kind), count)
+        if engine == NO_ENGINE:
+            return
+        if event.ttft_s is not None:
+            self._ttft.add(pair, event.ttft_s)
+        self._itl.add_all(pair, event.inter_token_s)
+        self._stall.add(pair, event.client_stall_s)
+        self._prompt.add(pair, event.usage.prompt_tokens)
+        self._completion.add(pair, event.usage.completion_tokens)
+        self._cached.add(pair, event.usage.cached_tokens)
+        self._calls.add(place, event.tool_calls)

@@ -1,0 +1,237 @@
+"""Metrics: names and labels as documented, folds that are right, label values that no client can choose."""
+
+import itertools
+from dataclasses import replace
+from timeit import repeat
+from typing import get_args
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gateway.events import AttemptFailed, AttemptStarted, Finished, Outcome
+from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics, Served
+from gateway.request import FailureKind, Usage
+
+PAIR = {"model", "engine"}
+LABELS = {
+    "interlock_requests_total": PAIR | {"dialect", "outcome"},
+    "interlock_request_failures_total": {"model", "outcome", "reason"},
+    "interlock_time_to_first_token_seconds": PAIR,
+    "interlock_inter_token_latency_seconds": PAIR,
+    "interlock_request_duration_seconds": PAIR,
+    "interlock_inflight_requests": PAIR,
+    "interlock_client_stall_seconds": PAIR,
+    "interlock_prompt_tokens_total": PAIR,
+    "interlock_completion_tokens_total": PAIR,
+    "interlock_cached_prompt_tokens_total": PAIR,
+    "interlock_tool_calls_total": PAIR | {"format"},
+    "interlock_requests_with_tools_total": PAIR | {"format"},
+    "interlock_parse_failures_total": PAIR | {"format", "kind"},
+    "interlock_engine_info": {"engine", "kind", "version", "model"},
+}
+SERVED = [Served("m", ("a", "b"), "hermes"), Served("n", ("c",), "plain")]
+DONE = Finished(
+    request_id="r",
+    dialect="openai_chat",
+    model="m",
+    engine="a",
+    format="hermes",
+    outcome="ok",
+    reason=None,
+    status=200,
+    streamed=True,
+    attempts=1,
+    duration_s=1.2,
+    ttft_s=0.05,
+    client_stall_s=0.03,
+    usage=Usage(prompt_tokens=100, completion_tokens=20, cached_tokens=60),
+    inter_token_s=((0.0015, 3), (0.02, 16)),
+    with_tools=True,
+    tool_calls=2,
+    failures=(("invalid_json", 1), ("stray_marker", 4)),
+)
+Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+def made() -> Metrics:
+    return Metrics(SERVED, ["openai_chat"])
+
+
+def read(metrics: Metrics) -> dict[Key, float]:
+    families = parse_text(metrics.expose()[1].decode())
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return read(metrics).get((name, frozenset(labels.items())))
+
+
+def test_names_and_labels_are_exactly_the_documented_ones() -> None:
+    metrics = made()
+    metrics(replace(DONE, outcome="upstream_error", reason="broke"))
+    metrics.engine_info("a", "vllm", "0.33.0", "m")
+    found: dict[str, set[str]] = {}
+    for family in parse_text(metrics.expose()[1].decode()):
+        for sample in family.samples:
+            name = sample.name
+            if family.type == "histogram":
+                name = name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum")
+            found.setdefault(name, set()).update(set(sample.labels) - {"le"})
+        assert family.documentation
+    assert found == LABELS
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("interlock_requests_total", {"dialect": "openai_chat", "outcome": "ok"}, 1),
+        ("interlock_requests_total", {"dialect": "openai_chat", "outcome": "drained"}, 0),
+        ("interlock_prompt_tokens_total", {}, 100),
+        ("interlock_completion_tokens_total", {}, 20),
+        ("interlock_cached_prompt_tokens_total", {}, 60),
+        ("interlock_tool_calls_total", {"format": "hermes"}, 2),
+        ("interlock_requests_with_tools_total", {"format": "hermes"}, 1),
+        ("interlock_parse_failures_total", {"format": "hermes", "kind": "invalid_json"}, 1),
+        ("interlock_parse_failures_total", {"format": "hermes", "kind": "stray_marker"}, 4),
+        ("interlock_parse_failures_total", {"format": "hermes", "kind": "stop_leak"}, 0),
+        ("interlock_request_duration_seconds_sum", {}, 1.2),
+        ("interlock_request_duration_seconds_bucket", {"le": "1.0"}, 0),
+        ("interlock_request_duration_seconds_bucket", {"le": "1.5"}, 1),
+        ("interlock_time_to_first_token_seconds_bucket", {"le": "0.04"}, 0),
+        ("interlock_time_to_first_token_seconds_bucket", {"le": "0.06"}, 1),
+        ("interlock_client_stall_seconds_sum", {}, 0.03),
+        ("interlock_inter_token_latency_seconds_count", {}, 19),
+        ("interlock_inter_token_latency_seconds_sum", {}, 0.0015 * 3 + 0.02 * 16),
+        ("interlock_inter_token_latency_seconds_bucket", {"le": "0.001"}, 0),
+        ("interlock_inter_token_latency_seconds_bucket", {"le": "0.002"}, 3),
+        ("interlock_inter_token_latency_seconds_bucket", {"le": "0.01"}, 3),
+        ("interlock_inter_token_latency_seconds_bucket", {"le": "0.025"}, 19),
+        ("interlock_inter_token_latency_seconds_bucket", {"le": "+Inf"}, 19),
+    ],
+)
+def test_one_request_is_counted(name: str, labels: dict[str, str], expected: float) -> None:
+    metrics = made()
+    metrics(DONE)
+    assert value(metrics, name, model="m", engine="a", **labels) == pytest.approx(expected)
+
+
+def test_a_value_on_a_bound_is_in_that_bucket() -> None:
+    metrics = made()
+    metrics(replace(DONE, ttft_s=0.005))
+    name = "interlock_time_to_first_token_seconds_bucket"
+    assert value(metrics, name, model="m", engine="a", le="0.001") == 0
+    assert value(metrics, name, model="m", engine="a", le="0.005") == 1
+
+
+def test_a_failure_before_routing_counts_as_a_request_but_measures_no_engine() -> None:
+    metrics = made()
+    metrics(replace(DONE, model="unknown", engine="none", format="none", outcome="client_error", reason="model_not_found"))
+    failed = {"model": "unknown", "outcome": "client_error"}
+    assert value(metrics, "interlock_requests_total", engine="none", dialect="openai_chat", **failed) == 1
+    assert value(metrics, "interlock_request_failures_total", reason="model_not_found", **failed) == 1
+    assert value(metrics, "interlock_time_to_first_token_seconds_count", model="unknown", engine="none") is None
+    assert value(metrics, "interlock_prompt_tokens_total", model="unknown", engine="none") is None
+
+
+def test_a_request_without_tokens_has_no_first_token() -> None:
+    metrics = made()
+    metrics(replace(DONE, outcome="timeout", reason="first_token", ttft_s=None, inter_token_s=()))
+    assert value(metrics, "interlock_time_to_first_token_seconds_count", model="m", engine="a") == 0
+    assert value(metrics, "interlock_request_failures_total", model="m", outcome="timeout", reason="first_token") == 1
+
+
+def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
+    series = read(made())
+    assert set(series.values()) == {0.0}
+    for model, engine in (("m", "a"), ("m", "b"), ("n", "c")):
+        pair = {"model": model, "engine": engine}
+        form = "hermes" if model == "m" else "plain"
+        for outcome in get_args(Outcome):
+            labels = pair | {"dialect": "openai_chat", "outcome": outcome}
+            assert ("interlock_requests_total", frozenset(labels.items())) in series
+        for kind in get_args(FailureKind):
+            labels = pair | {"format": form, "kind": kind}
+            assert ("interlock_parse_failures_total", frozenset(labels.items())) in series
+        for name in ("interlock_inflight_requests", "interlock_prompt_tokens_total", "interlock_client_stall_seconds_count"):
+            assert (name, frozenset(pair.items())) in series
+
+
+def test_many_pairs_do_not_multiply_by_every_kind_at_the_start() -> None:
+    metrics = Metrics([Served(f"m{n}", ("a", "b", "c"), "hermes") for n in range(100)], ["openai_chat"])
+    series = read(metrics)
+    assert sum(name == "interlock_parse_failures_total" for name, _ in series) == 0
+    assert sum(name == "interlock_tool_calls_total" for name, _ in series) == 300
+    metrics(replace(DONE, model="m7"))
+    labels = {"model": "m7", "engine": "a", "format": "hermes", "kind": "invalid_json"}
+    assert value(metrics, "interlock_parse_failures_total", **labels) == 1
+
+
+def test_no_client_and_no_engine_makes_series() -> None:
+    metrics = made()
+    metrics(DONE)
+    before = len(read(metrics))
+    for number in range(2_000):
+        word = f'evil{number}\n{{}}"\u2028'
+        metrics(AttemptStarted(word, 1, engine=word, model=word, at_s=0.0))
+        metrics(
+            replace(DONE, request_id=word, model=word, engine=word, format=word, dialect=word, outcome="rejected", reason=word)
+        )
+        metrics.engine_info(word, "vllm", "1", word)
+    series = read(metrics)
+    reasons = {dict(labels)["reason"] for name, labels in series if name == "interlock_request_failures_total"}
+    assert len(reasons) == 65
+    assert "other" in reasons
+    assert len(series) - before - len(reasons) <= 120  # one set of series for `other`
+    other = {"model": "other", "engine": "other", "dialect": "other", "outcome": "rejected"}
+    assert value(metrics, "interlock_requests_total", **other) == 2_000
+
+
+def test_negative_counts_of_an_engine_do_not_lower_a_counter() -> None:
+    metrics = made()
+    metrics(DONE)
+    metrics(replace(DONE, usage=Usage(-5, -5, -5)))
+    assert value(metrics, "interlock_prompt_tokens_total", model="m", engine="a") == 100
+
+
+def test_in_flight_follows_the_attempts() -> None:
+    metrics = made()
+
+    def running(engine: str) -> float | None:
+        return value(metrics, "interlock_inflight_requests", model="m", engine=engine)
+
+    metrics(AttemptStarted("r", 1, engine="a", model="m", at_s=0.0))
+    assert (running("a"), running("b")) == (1, 0)
+    metrics(AttemptFailed("r", 1, engine="a", reason="broke"))
+    metrics(AttemptStarted("r", 2, engine="b", model="m", at_s=0.0))
+    assert (running("a"), running("b")) == (0, 1)
+    metrics(DONE)
+    assert (running("a"), running("b")) == (0, 0)
+
+
+def test_engine_info_holds_one_version_and_only_printable_text() -> None:
+    metrics = made()
+    metrics.engine_info("a", "vllm", "0.32.0", "m")
+    metrics.engine_info("a", "vllm", "0.33.0\n\x1b[31m" + "x" * 5000, "m")
+    metrics.engine_info("c", "llamacpp", None, "n")
+    versions = {dict(labels)["version"] for name, labels in read(metrics) if name == "interlock_engine_info"}
+    assert versions == {"0.33.0[31m" + "x" * 52, "unknown"}
+
+
+def test_both_exposition_formats_say_the_same() -> None:
+    metrics = made()
+    metrics(DONE)
+    metrics.engine_info("a", "vllm", "0.33.0", "m")
+    content_type, body = metrics.expose("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert content_type == OPENMETRICS_TYPE
+    assert metrics.expose("text/plain")[0] == TEXT_TYPE
+    families = parse_openmetrics(body.decode())  # type: ignore[no-untyped-call]  # not typed
+    samples = [s for family in families for s in family.samples]
+    assert {(s.name, frozenset(s.labels.items())): s.value for s in samples} == read(metrics)
+
+
+def test_a_long_answer_costs_a_few_milliseconds() -> None:
+    metrics = made()
+    long = replace(DONE, inter_token_s=tuple(itertools.repeat((0.0123, 1), 10_000)))
+    best_s = min(repeat(lambda: metrics(long), number=1, repeat=7))
+    assert best_s < 0.02, f"{best_s * 1e3:.2f} ms"
