@@ -1,0 +1,104 @@
+"""The access log: exactly one record a request, with documented fields and nothing that was said."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import structlog
+
+from gateway.events import AttemptStarted, ClientGone, Finished, FirstToken, Received
+from gateway.observe.access_log import AccessLog
+from gateway.observe.logs import configure_logging
+from gateway.request import Usage
+
+CANARY = "planted-canary-42"
+DONE = Finished(
+    request_id="r1",
+    dialect="openai_chat",
+    model="m",
+    engine="a",
+    format="hermes",
+    outcome="ok",
+    reason=None,
+    status=200,
+    streamed=True,
+    attempts=2,
+    duration_s=1.23456789,
+    ttft_s=0.25,
+    queue_s=0.001,
+    client_stall_s=0.5,
+    usage=Usage(10, 5, 4, 3),
+    finish_reason="tool_calls",
+    inter_token_s=((0.01, 4),),
+    with_tools=True,
+    tool_calls=1,
+    failures=(("invalid_json", 2),),
+    notes=("developer message given as system",),
+)
+
+
+@pytest.fixture
+def out() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logging(stream, secrets=[CANARY])
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_one_record_a_request_with_every_field(out: io.StringIO) -> None:
+    observe = AccessLog(structlog.get_logger().info, wall_clock_s=lambda: 1_800_000_000.25)
+    for event in (
+        Received("r1", "openai_chat", 1.0),
+        AttemptStarted("r1", 1, "a", "m", 1.0),
+        FirstToken("r1", 1, "a", "m", 0.25),
+        ClientGone("r1", 1, "a"),
+        DONE,
+    ):
+        observe(event)
+    assert out.getvalue().count("\n") == 1
+    assert json.loads(out.getvalue()) == {
+        "event": "request",
+        "level": "info",
+        "ts": "2027-01-15T08:00:00.250Z",
+        "request_id": "r1",
+        "dialect": "openai_chat",
+        "model": "m",
+        "engine": "a",
+        "format": "hermes",
+        "outcome": "ok",
+        "reason": None,
+        "status": 200,
+        "streamed": True,
+        "attempts": 2,
+        "ttft_s": 0.25,
+        "queue_s": 0.001,
+        "duration_s": 1.234568,
+        "client_stall_s": 0.5,
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "cached_tokens": 4,
+        "reasoning_tokens": 3,
+        "finish_reason": "tool_calls",
+        "tool_calls": 1,
+        "with_tools": True,
+        "failures": {"invalid_json": 2},
+        "notes": ["developer message given as system"],
+    }
+
+
+def test_a_hostile_record_is_still_one_bounded_line_without_secrets(out: io.StringIO) -> None:
+    observe = AccessLog(structlog.get_logger().info, wall_clock_s=lambda: 0.0)
+    hostile = f'\n{{"event":"forged"}}\x1b[2J\u2028{CANARY}' + "x" * 10_000
+    observe(replace(DONE, request_id=hostile, reason=hostile, ttft_s=None, notes=(hostile,) * 100))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1
+    assert len(lines[0]) < 64_000
+    assert CANARY not in lines[0]
+    assert json.loads(lines[0])["ttft_s"] is None
