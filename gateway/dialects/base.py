@@ -1,7 +1,7 @@
 """What a client's language is: how its request is read, and how an answer is written in it.
 
 Invariant: `parse` gives a GenerateRequest or raises a ClientError that names the field, for any bytes. Encoders are pure folds
-over deltas: the same deltas give the same bytes, however they were grouped.
+over deltas: the same deltas give the same answer, however they were grouped; in a stream, neighbours in one group share a chunk.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ from gateway.request import Delta, GenerateRequest, Usage
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Caps on what one request may ask, from `limits` in the settings."""
+    """Caps on what one request may ask, from `limits` in the settings.
+
+    `schema_values` and `schema_depth` bound one JSON Schema: how many values it holds and how deep they nest.
+    """
 
     n: int = 8
     stop: int = 16
@@ -22,6 +25,10 @@ class Limits:
     logprobs: int = 20
     tools: int = 256
     messages: int = 10_000
+    logit_bias: int = 1024
+    template_kwargs: int = 32
+    schema_values: int = 10_000
+    schema_depth: int = 64
 
 
 @dataclass(frozen=True, slots=True)

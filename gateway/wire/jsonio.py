@@ -1,9 +1,12 @@
 """JSON, bytes to values and back: the only place that imports a JSON library.
 
-Invariant: any bytes give a value or `JsonError`, never another exception. NaN, lone surrogates and nesting beyond the decoder's
-depth are errors. Key order is kept; text is written as UTF-8, unescaped.
+Invariant: any bytes give a value or `JsonError`, never another exception. NaN, infinities, lone surrogates and nesting beyond the
+decoder's depth are errors. Key order is kept, of equal keys the last counts; text is written as UTF-8, unescaped. Parts that a
+typed decoder skips, or keeps as `Raw`, are checked for JSON's grammar but not for UTF-8.
 """
 
+import json
+import re
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -11,9 +14,24 @@ import msgspec
 T = TypeVar("T")
 Raw = msgspec.Raw
 
+_PLACED = re.compile(r"(.*?)(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
+_TYPES = re.compile("`([^`]*)`")
+_MISSING = re.compile("Object missing required field `(.*)`$")
+_WORDS = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+}
+
 
 class JsonError(ValueError):
-    """Not JSON, or not of the expected type. `path` is the place, as `messages[2].content`; empty for the whole."""
+    """Not JSON, or not of the expected type. `path` is the place, as `messages[2].content`; empty for the whole.
+
+    A key of a plain object is not named: `logit_bias[]`.
+    """
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -27,19 +45,23 @@ class Decoder(Generic[T]):
     def __init__(self, kind: type[T]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
 
-    def decode(self, data: bytes | str | memoryview) -> T:
+    def decode(self, data: bytes | str | memoryview | Raw) -> T:
         """The value. Raises JsonError with the path of the first value of a wrong type."""
         try:
             return self._decoder.decode(data)
-        except (ValueError, RecursionError) as error:
-            raise _translated(error) from None
+        except msgspec.ValidationError as error:
+            raise _wrong_type(str(error)) from None
+        except RecursionError:
+            raise JsonError("the JSON is nested too deeply") from None
+        except ValueError as error:
+            raise JsonError(f"not valid JSON ({error})") from None
 
 
 _ANY: Decoder[Any] = Decoder(object)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
-def decode(data: bytes | str | memoryview) -> Any:
+def decode(data: bytes | str | memoryview | Raw) -> Any:
     """Any JSON value as plain Python objects. Raises JsonError."""
     return _ANY.decode(data)
 
@@ -49,10 +71,23 @@ def encode(value: object) -> bytes:
     return _encode(value)
 
 
-def _translated(error: Exception) -> JsonError:
-    if isinstance(error, RecursionError):
-        return JsonError("the JSON is nested too deeply")
-    text = str(error)
-    message, _, place = text.partition(" - at `")
-    path = place.rstrip("`").removeprefix("$").removeprefix(".").replace("[...]", "[]")
-    return JsonError(message, path)
+def dumps(
+    value: object,
+    *,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON text spaced as the standard library spaces it, which is what models saw in training. Raises TypeError, ValueError."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _wrong_type(text: str) -> JsonError:
+    placed = _PLACED.fullmatch(text)
+    message, place = placed.groups("") if placed else (text, "")
+    path = place.replace("[...]", "[]")
+    if missing := _MISSING.match(message):
+        return JsonError("this field is required", f"{path}.{missing[1]}" if path else missing[1])
+    words = _TYPES.sub(lambda types: " or ".join(_WORDS.get(word, word) for word in types[1].split(" | ")), message)
+    return JsonError(words[:1].lower() + words[1:], path)

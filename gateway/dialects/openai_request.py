@@ -1,0 +1,328 @@
+"""Reads the body of `POST /v1/chat/completions`.
+
+Invariant: any bytes give a GenerateRequest, or a BadRequest whose `param` is the path of the first field found wrong.
+
+Choices where clients and engines differ:
+
+- `temperature` is 0 to 2, as in OpenAI's API, though engines take more.
+- `functions` and `function_call` are read as tools; the answer is written in terms of `tool_calls`.
+- `allowed_tools` with mode `auto` hides the other tools from the model, since nothing less would hold.
+- Tool calls in the history are data: whatever their `arguments` hold, text or a JSON value, is kept as it was sent.
+- A value in `chat_template_kwargs` wins over what `reasoning_effort` means for the template.
+- Top-level fields that nothing uses are named in `ignored`, those of OpenAI's API too.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gateway.dialects import checks
+from gateway.dialects.base import Limits
+from gateway.dialects.checks import invalid
+from gateway.dialects.openai_fields import Call, ChatBody, Function, NamedChoice, NamedFunction, ResponseFormat, WireMessage
+from gateway.errors import BadRequest, shown
+from gateway.request import GenerateRequest, JsonAnswer, Message, Role, Sampling, ToolCall, ToolChoice, ToolSpec
+from gateway.wire.jsonio import Decoder, JsonError, Raw
+
+Content = str | tuple[Mapping[str, Any], ...] | None
+
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "function",
+}
+_PART_VALUES: Mapping[str, type] = {"text": str, "refusal": str, "image_url": dict, "input_audio": dict, "file": dict}
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_TINY = 5e-324  # the smallest number above 0
+_RANGES: tuple[tuple[str, float, float, str], ...] = (
+    ("temperature", 0, 2, "between 0 and 2"),
+    ("top_p", _TINY, 1, "above 0 and at most 1"),
+    ("top_k", -1, 2**31 - 1, "a count of tokens, or 0 or -1 for all"),
+    ("min_p", 0, 1, "between 0 and 1"),
+    ("repetition_penalty", _TINY, 10, "above 0 and at most 10"),
+    ("presence_penalty", -2, 2, "between -2 and 2"),
+    ("frequency_penalty", -2, 2, "between -2 and 2"),
+    ("seed", -(2**63), 2**63 - 1, "a 64-bit integer"),
+    ("min_tokens", 0, 2**31 - 1, "at least 0"),
+    ("max_tokens", 1, float("inf"), "at least 1"),
+    ("max_completion_tokens", 1, float("inf"), "at least 1"),
+)
+_USED = frozenset(ChatBody.__struct_fields__)
+
+_outline: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
+_items: Decoder[list[Raw]] = Decoder(list[Raw])
+_text: Decoder[str] = Decoder(str)
+_body: Decoder[ChatBody] = Decoder(ChatBody)
+
+
+def parse(data: bytes, limits: Limits) -> GenerateRequest:
+    """The request. Raises BadRequest."""
+    try:
+        data.decode()  # a typed decoder skips unknown fields without a look at their UTF-8
+        fields = _outline.decode(data)
+        checks.refuse(checks.given(fields))
+        _bound_lists(fields, limits)
+        return _request(data, fields, _body.decode(data), limits)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"The request body: not valid UTF-8 at byte {error.start}.") from None
+    except JsonError as error:
+        raise checks.unreadable(error) from None
+
+
+def _bound_lists(fields: Mapping[str, Raw], limits: Limits) -> None:
+    """Refuses long lists before their items cost anything."""
+    for name, limit in (("messages", limits.messages), ("tools", limits.tools), ("functions", limits.tools)):
+        value = bytes(fields.get(name, b""))
+        if value.startswith(b"["):
+            checks.at_most(name, len(_items.decode(value)), limit, name)
+
+
+def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Limits) -> GenerateRequest:
+    if not body.model:
+        raise invalid("model", "must not be empty")
+    for name, low, high, words in _RANGES:
+        checks.between(name, getattr(body, name), low, high, words)
+    tools, tool_choice = _tool_choice(body, _tools(body, limits))
+    _check_logprobs(body, limits)
+    return GenerateRequest(
+        model=body.model,
+        messages=_messages(body.messages),
+        tools=tools,
+        tool_choice=tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        sampling=_sampling(body, limits),
+        max_tokens=_max_tokens(body),
+        stop=_stop(body.stop, limits),
+        n=_n(body.n, limits),
+        stream=bool(body.stream),
+        include_usage=bool(body.stream and body.stream_options and body.stream_options.include_usage),
+        answer=_answer(body.response_format, limits),
+        template_kwargs=_template_kwargs(body, limits),
+        ignored=checks.fit_for_header(_ignored(fields, body)),
+        body=data,
+    )
+
+
+def _ignored(fields: Mapping[str, Raw], body: ChatBody) -> Iterator[str]:
+    yield from (name for name in checks.given(fields) if name not in _USED)
+    if body.stream_options is not None:
+        if body.stream:
+            options = checks.given(_outline.decode(fields["stream_options"]))
+            yield from (f"stream_options.{name}" for name in options if name != "include_usage")
+        else:
+            yield "stream_options"
+
+
+def _messages(wires: Sequence[WireMessage]) -> tuple[Message, ...]:
+    if not wires:
+        raise invalid("messages", "at least one message is needed")
+    return tuple([_message(wire, index) for index, wire in enumerate(wires)])
+
+
+def _message(wire: WireMessage, index: int) -> Message:
+    at = f"messages[{index}]"
+    role = _ROLES.get(wire.role)
+    if role is None:
+        raise invalid(f"{at}.role", f"{shown(wire.role)} is not one of {', '.join(_ROLES)}")
+    content = tuple(wire.content) if isinstance(wire.content, list) else wire.content
+    if isinstance(content, tuple):
+        _check_parts(content, f"{at}.content")
+    if role == "assistant":
+        return _assistant(wire, content, index)
+    if content is None and role != "function":
+        raise invalid(f"{at}.content", f"a message of role '{role}' needs content")
+    if role == "tool" and wire.tool_call_id is None:
+        raise invalid(f"{at}.tool_call_id", "a message of role 'tool' must say which call it answers")
+    return Message(role, content, tool_call_id=wire.tool_call_id, name=wire.name)
+
+
+def _assistant(wire: WireMessage, content: Content, index: int) -> Message:
+    reasoning = wire.reasoning_content or wire.reasoning
+    calls = tuple([_call(call, f"messages[{index}].tool_calls[{number}]") for number, call in enumerate(wire.tool_calls or ())])
+    if (legacy := wire.function_call) is not None:
+        calls += (ToolCall(f"call_{index}", legacy.name, _arguments(legacy.arguments)),)
+    if wire.refusal:
+        content = _with_refusal(content, wire.refusal)
+    if content is None and not calls and not reasoning:
+        raise invalid(f"messages[{index}].content", "a message of role 'assistant' needs content or tool calls")
+    return Message("assistant", content, reasoning, calls, name=wire.name)
+
+
+def _with_refusal(content: Content, refusal: str) -> Content:
+    """The refusal as what the model said, after any other content."""
+    if not content:
+        return refusal
+    parts = ({"type": "text", "text": content},) if isinstance(content, str) else content
+    return (*parts, {"type": "refusal", "refusal": refusal})
+
+
+def _call(wire: Call, at: str) -> ToolCall:
+    if wire.type not in (None, "function"):
+        raise invalid(f"{at}.type", f"{shown(wire.type)} is not 'function'")
+    if wire.function is None:
+        raise invalid(f"{at}.function", "this field is required")
+    return ToolCall(wire.id, wire.function.name, _arguments(wire.function.arguments))
+
+
+def _arguments(raw: Raw) -> str:
+    """The text of a call's arguments: a string's own, else the JSON as it was sent; null and absent are no arguments."""
+    data = bytes(raw)
+    if data.startswith(b'"'):
+        return _text.decode(data)
+    return "{}" if data == b"null" else data.decode()
+
+
+def _check_parts(parts: Sequence[Mapping[str, Any]], at: str) -> None:
+    """Each part names a known type and holds its value under that type's name."""
+    for index, part in enumerate(parts):
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in _PART_VALUES:
+            raise invalid(f"{at}[{index}].type", f"{shown(str(kind))} is not one of {', '.join(_PART_VALUES)}")
+        expected = _PART_VALUES[kind]
+        if not isinstance(part.get(kind), expected):
+            raise invalid(f"{at}[{index}].{kind}", f"expected {'a string' if expected is str else 'an object'}")
+
+
+def _tools(body: ChatBody, limits: Limits) -> tuple[ToolSpec, ...]:
+    if body.tools and body.functions:
+        raise invalid("functions", "give `tools` or `functions`, not both")
+    specs: dict[str, ToolSpec] = {}
+    for function, at in _functions(body):
+        name, parameters = function.name, function.parameters
+        checks.tool_name(f"{at}.name", name)
+        if name in specs:
+            raise invalid(f"{at}.name", f"a second tool with the name {shown(name)}")
+        if parameters is not None:
+            checks.object_schema(f"{at}.parameters", parameters, limits)
+        specs[name] = ToolSpec(name, function.description, parameters, function.strict)
+    return tuple(specs.values())
+
+
+def _functions(body: ChatBody) -> Iterator[tuple[Function, str]]:
+    """Each function offered, with its place."""
+    for index, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "function"):
+            raise invalid(f"tools[{index}].type", f"{shown(tool.type)} is not served; only 'function' is")
+        if tool.function is None:
+            raise invalid(f"tools[{index}].function", "this field is required")
+        yield tool.function, f"tools[{index}].function"
+    for index, function in enumerate(body.functions or ()):
+        yield function, f"functions[{index}]"
+
+
+def _tool_choice(body: ChatBody, tools: tuple[ToolSpec, ...]) -> tuple[tuple[ToolSpec, ...], ToolChoice]:
+    """The tools that the model is shown, and what it may do with them."""
+    if body.tool_choice is not None or body.function_call is None:
+        param, choice = "tool_choice", _chosen("tool_choice", body.tool_choice)
+    else:
+        param, choice = "function_call", _chosen("function_call", body.function_call)
+    if choice.mode in ("required", "named") and not tools:
+        raise invalid(param, "it asks for a tool call, but the request has no tools")
+    known = {tool.name for tool in tools}
+    for name in choice.names:
+        if name not in known:
+            raise invalid(param, f"{shown(name)} is not among the request's tools")
+    if choice.mode == "auto" and choice.names:
+        return tuple([tool for tool in tools if tool.name in choice.names]), ToolChoice()
+    return tools, choice
+
+
+def _chosen(param: str, choice: str | NamedChoice | NamedFunction | None) -> ToolChoice:
+    """What was asked for; here `auto` may hold names, the only ones to be shown."""
+    match choice:
+        case None:
+            return ToolChoice()
+        case "none" | "auto" | "required":
+            return ToolChoice(choice)
+        case NamedFunction(name=name) | NamedChoice(type="function", function=NamedFunction(name=name)):
+            return ToolChoice("named", (name,))
+        case NamedChoice(type="allowed_tools", allowed_tools=allowed) if allowed is not None and allowed.tools:
+            names = tuple(dict.fromkeys(tool.function.name for tool in allowed.tools))
+            if allowed.mode in ("auto", "required"):
+                return ToolChoice("auto" if allowed.mode == "auto" else "named", names)
+    raise invalid(param, "must be 'none', 'auto', 'required', or name a function or the allowed tools")
+
+
+def _check_logprobs(body: ChatBody, limits: Limits) -> None:
+    checks.between("top_logprobs", body.top_logprobs, 0, limits.logprobs, f"between 0 and {limits.logprobs}")
+    if body.logprobs:
+        raise BadRequest("'logprobs' is not served: this version returns no log probabilities.", param="logprobs")
+    if body.top_logprobs:
+        raise invalid("top_logprobs", "it needs `logprobs`, which this version does not serve")
+
+
+def _sampling(body: ChatBody, limits: Limits) -> Sampling:
+    return Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=body.seed,
+        logit_bias=_logit_bias(body.logit_bias or {}, limits),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens,
+    )
+
+
+def _logit_bias(biases: Mapping[str, Any], limits: Limits) -> tuple[tuple[int, float], ...]:
+    checks.at_most("logit_bias", len(biases), limits.logit_bias, "entries")
+    for key, value in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise invalid("logit_bias", f"{shown(key)} is no token id")
+        if type(value) not in (int, float) or not -100 <= value <= 100:
+            raise invalid(f"logit_bias.{key}", "must be a number between -100 and 100")
+    return tuple([(int(key), float(value)) for key, value in biases.items()])
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if limit is not None and body.min_tokens is not None and body.min_tokens > limit:
+        raise invalid("min_tokens", f"more than the most tokens, {limit}, that the answer may have")
+    return limit
+
+
+def _stop(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    stops = {"stop": stop} if isinstance(stop, str) else {f"stop[{index}]": text for index, text in enumerate(stop)}
+    checks.at_most("stop", len(stops), limits.stop, "stop strings")
+    for param, text in stops.items():
+        checks.between(param, len(text), 1, limits.stop_chars, f"1 to {limits.stop_chars} characters long")
+    return tuple(stops.values())
+
+
+def _n(n: int | None, limits: Limits) -> int:
+    checks.between("n", n, 1, limits.n, f"between 1 and {limits.n}")
+    return 1 if n is None else n
+
+
+def _answer(wanted: ResponseFormat | None, limits: Limits) -> JsonAnswer | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise invalid("response_format.json_schema", "this field is required")
+        checks.bounded_schema("response_format.json_schema.schema", wanted.json_schema.schema, limits)
+        return JsonAnswer(wanted.json_schema.schema)
+    if wanted.type == "json_object":
+        if wanted.schema is not None:
+            checks.bounded_schema("response_format.schema", wanted.schema, limits)
+        return JsonAnswer(wanted.schema)
+    raise invalid("response_format.type", f"{shown(wanted.type)} is not one of text, json_object, json_schema")
+
+
+def _template_kwargs(body: ChatBody, limits: Limits) -> Mapping[str, Any]:
+    kwargs = body.chat_template_kwargs or {}
+    checks.template_kwargs("chat_template_kwargs", kwargs, limits)
+    effort = body.reasoning_effort
+    if effort is None:
+        return kwargs
+    if effort not in _EFFORTS:
+        raise invalid("reasoning_effort", f"{shown(effort)} is not one of {', '.join(_EFFORTS)}")
+    meant: Mapping[str, Any] = {"enable_thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **meant, **kwargs}
