@@ -6,6 +6,8 @@ under a secret's name and nothing that looks like a credential appears. Secrets 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -16,6 +18,8 @@ _VALUE_BYTES = 1024
 _TRACE_BYTES = 8192  # a traceback says the most at its end
 _READ_CHARS = 65_536  # of one text: what is beyond would be cut anyway
 _ITEMS = 32
+_WORD_CHARS = 64
+_REMEMBERED = 512  # names and words as short as these recur; their cleaned form is kept
 _INT_LIMIT = 2**63  # beyond it a number is written as text
 _DEPTH = 2
 
@@ -41,6 +45,8 @@ class Redactor:
         forms = {form for secret in secrets if secret for form in (secret, quote(secret, safe=""), repr(secret)[1:-1])}
         longest_first = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if forms else None
+        self._name = lru_cache(_REMEMBERED)(self._read_name)
+        self._word = lru_cache(_REMEMBERED)(self._cut)
 
     def text(self, text: str) -> str:
         """The text without secrets."""
@@ -53,28 +59,37 @@ class Redactor:
 
     def line(self, event: Mapping[str, Any]) -> str:
         """The event as one line of JSON, without its line end."""
-        data = jsonio.encode({self._cut(str(key)): self._clean(str(key), value, 0) for key, value in event.items()})
-        return _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", data.decode())
+        line = jsonio.encode(self._mapping(event, 0)).decode()
+        if line.isascii() and "\x7f" not in line:
+            return line
+        return _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+
+    def _mapping(self, mapping: Mapping[Any, Any], depth: int) -> dict[str, object]:
+        cleaned: dict[str, object] = {}
+        for key, value in mapping.items():
+            shown, secret = self._name(str(key)[:_READ_CHARS])
+            cleaned[shown] = (
+                MASK if secret and not (value is None or isinstance(value, bool)) else self._clean(shown, value, depth)
+            )
+        return cleaned
 
     def _clean(self, name: str, value: object, depth: int) -> object:
-        if value is None or isinstance(value, bool):
-            return value
-        if _SECRET_NAME.search(name):
-            return MASK
         if isinstance(value, str):
-            return self._cut(value, keep_end=name == "exception")
-        if isinstance(value, float):
+            return self._word(value) if len(value) <= _WORD_CHARS else self._cut(value, keep_end=name == "exception")
+        if value is None or isinstance(value, (bool, float)):
             return value
         if isinstance(value, int):
             return value if -_INT_LIMIT < value < _INT_LIMIT else self._cut(hex(value))
         if isinstance(value, bytes | bytearray):
             return self._cut(value.decode("utf-8", "replace"))
         if depth < _DEPTH and isinstance(value, Mapping):
-            items = list(value.items())[:_ITEMS]
-            return {self._cut(str(key)): self._clean(str(key), item, depth + 1) for key, item in items}
+            return self._mapping(dict(islice(value.items(), _ITEMS)), depth + 1)
         if depth < _DEPTH and isinstance(value, Sequence | Set):
-            return [self._clean(name, item, depth + 1) for item in list(value)[:_ITEMS]]
+            return [self._clean(name, item, depth + 1) for item in islice(value, _ITEMS)]
         return self._cut(str(value))
+
+    def _read_name(self, name: str) -> tuple[str, bool]:
+        return self._cut(name), _SECRET_NAME.search(name) is not None
 
     def _cut(self, text: str, keep_end: bool = False) -> str:
         if len(text) > _READ_CHARS:
