@@ -214,9 +214,11 @@ class ModelSettings(_Settings):
         folder = _context(info).folder
         if value is None or folder is None:
             return value
-        found = folder / value.expanduser()
-        if not found.exists():
-            raise _wrong("no such file or directory")
+        try:
+            found = folder / value.expanduser()
+            found.stat()
+        except (OSError, RuntimeError, ValueError):
+            raise _wrong("no such file or directory") from None
         return found
 
     @field_validator("format")
@@ -241,10 +243,11 @@ class TimeoutSettings(_Settings):
     """Until the connection stands."""
 
     headers_s: Seconds = 30.0
-    """From the request's last byte to the engine's answer line. Engines answer it before they generate."""
+    """From the request's last byte to the engine's answer headers. llama.cpp sends them at once; raise it for an endpoint that
+    holds them until the first token."""
 
     first_token_s: Seconds = 600.0
-    """From the answer line to the first token. Covers the engine's queue and a long prompt."""
+    """From the answer headers to the first token. Covers the engine's queue and a long prompt."""
 
     between_tokens_s: Seconds = 30.0
     """Between two tokens. Keep-alive comments do not count as tokens, and time spent waiting for the client does not count."""

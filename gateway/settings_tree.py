@@ -20,7 +20,7 @@ KeyPath = tuple[str | int, ...]
 
 PREFIX = "INTERLOCK_"
 MAX_FILE_BYTES = 256 * 1024
-MAX_VALUES = 20_000
+MAX_VALUES = 10_000
 MAX_DEPTH = 16
 
 _TAG = "tag:yaml.org,2002:"
@@ -74,7 +74,9 @@ def read_tree(file: Path, environ: Mapping[str, str]) -> SettingsTree:
         values = reading.read(_text(file), ())
     except _Unreadable as error:
         raise SettingsError((str(error.problem),)) from None
-    if values is not None and not isinstance(values, dict):
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
         raise SettingsError((f"{file}: the settings must be a mapping of keys, as `models: …`",))
     places = {(): Place(str(file), 1, 1)} | reading.places
     problems = reading.problems
@@ -91,7 +93,7 @@ def read_tree(file: Path, environ: Mapping[str, str]) -> SettingsTree:
             parents = {path[:end]: Place(name) for end in range(1, len(path))}
             places = parents | kept | reading.places | {path: Place(name)}
             problems += reading.problems
-    return SettingsTree(values or {}, places, tuple(problems))
+    return SettingsTree(values, places, tuple(problems))
 
 
 def _text(file: Path) -> str:
@@ -136,7 +138,7 @@ def _assigned(node: Any, path: KeyPath, value: Any) -> Any:
     if not isinstance(items, list):
         raise _Misplaced(f"there is no list that {key} could be an index of")
     if key > len(items):
-        raise _Misplaced(f"the list has {len(items)} items, so the next index is {len(items)}, not {key}")
+        raise _Misplaced(f"the next index of the list is {len(items)}, not {key}")
     old = items[key] if key < len(items) else None
     return [*items[:key], _assigned(old, rest, value), *items[key + 1 :]]
 
@@ -181,7 +183,7 @@ class _Reading:
         except yaml.MarkedYAMLError as error:
             raise self._unreadable(f"not valid YAML: {error.problem}", error.problem_mark) from None
         except yaml.reader.ReaderError as error:
-            raise self._unreadable(f"not valid YAML: character U+{ord(str(error.character)):04X} is not allowed", None) from None
+            raise self._unreadable(f"not valid YAML: character U+{int(error.character):04X} is not allowed", None) from None
         except RecursionError:
             raise self._unreadable("nested too deeply", None) from None
 

@@ -1,0 +1,526 @@
+"""Settings: what loads, what is wrong and how that is told. One table of broken files holds the messages."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from engines.base import Traits
+from gateway.errors import SettingsError
+from gateway.settings import SECTIONS, EngineSettings, ModelSettings, ServerSettings, Settings, load
+from gateway.settings_tree import MAX_FILE_BYTES
+
+ROOT = Path(__file__).parent.parent
+KINDS = {
+    "llamacpp": Traits(
+        takes_ids=True, streams_ids=False, takes_stop_ids=False, choices=False, constraints=frozenset({"json", "calls"})
+    ),
+    "openai": Traits(takes_ids=False, streams_ids=False, takes_stop_ids=False, choices=True),
+}
+FORMATS = ("plain", "hermes", "qwen25")
+
+MODEL = """
+models:
+  - name: m
+    source: m.gguf
+    engines: [{url: "http://127.0.0.1:1", kind: llamacpp}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "m.gguf").touch()
+    return tmp_path
+
+
+def read(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> Settings:
+    file = folder / "f.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else dedent(text).encode())
+    return load(file, environ or {}, kinds=KINDS, formats=FORMATS)
+
+
+def problems(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        read(folder, text, environ)
+    return [problem.replace(f"{folder}/", "") for problem in caught.value.problems]
+
+
+def test_defaults(folder: Path) -> None:
+    found = read(folder, MODEL)
+    assert found.server == ServerSettings()
+    assert (found.server.host, found.server.port, found.server.admin_host, found.server.admin_port) == (
+        "127.0.0.1",
+        8080,
+        "127.0.0.1",
+        None,
+    )
+    assert (found.server.workers, found.server.max_body_bytes, found.server.drain_s) == (1, 33_554_432, 30)
+    assert found.server.headers_grace_s == 5
+    assert tuple(found.timeouts.model_dump().values()) == (1, 30, 600, 30, 3600)
+    assert tuple(found.limits.model_dump().values()) == (8, 16, 20, 256, 10_000, 256, 30)
+    (model,) = found.models
+    assert (model.format, model.tools, model.unknown_tool, model.on_parse_failure) == ("auto", "native", "forward", "content")
+    assert (model.on_schema_miss, model.hold_arguments, model.aliases) == ("count", False, ())
+    assert model.source == folder / "m.gguf"
+    assert model.engines == (EngineSettings(id="m-0", url="http://127.0.0.1:1", kind="llamacpp"),)
+
+
+def test_every_key_can_be_set(folder: Path) -> None:
+    found = read(
+        folder,
+        """
+        server: {host: "::1", port: 1, admin_host: 10.0.0.1, admin_port: 2, workers: 1, max_body_bytes: 3, drain_s: 0,
+                 headers_grace_s: 0.5}
+        models:
+          - name: org/m:1
+            aliases: [a, b.c]
+            source: m.gguf
+            format: hermes
+            tools: constrained
+            unknown_tool: refuse
+            on_parse_failure: error
+            on_schema_miss: retry
+            hold_arguments: true
+            engines:
+              - {id: e, url: "https://e.test:8/pre/", kind: llamacpp, model: big, api_key_env: KEY}
+        timeouts: {connect_s: 1, headers_s: 2, first_token_s: 3, between_tokens_s: 4, total_s: 5}
+        limits: {n: 1, stop: 2, logprobs: 3, tools: 4, messages: 5, queue_requests: 6, queue_wait_s: 7}
+        """,
+        {"KEY": "sk-secret"},
+    )
+    assert found.server.model_fields_set == set(ServerSettings.model_fields)
+    assert found.models[0].model_fields_set == set(ModelSettings.model_fields) - {"profile"}
+    (engine,) = found.models[0].engines
+    assert engine.model_dump() == {
+        "id": "e",
+        "url": "https://e.test:8/pre",
+        "kind": "llamacpp",
+        "model": "big",
+        "api_key_env": "KEY",
+    }
+    assert found.timeouts.model_fields_set == set(type(found.timeouts).model_fields)
+    assert found.limits.model_fields_set == set(type(found.limits).model_fields)
+    assert "sk-secret" not in repr(found)
+
+
+def test_settings_are_frozen_and_can_be_made_in_code() -> None:
+    made = Settings(models=(ModelSettings(name="m", engines=(EngineSettings(url="http://h:1", kind="llamacpp"),)),))
+    assert made.models[0].engines[0].id == "m-0"
+    with pytest.raises(ValueError, match="frozen"):
+        made.server.port = 1  # type: ignore[misc]
+
+
+def model_with(line: str, source: str = "source: m.gguf") -> str:
+    return f"models:\n- name: m\n  {source}\n  {line}\n  engines: [{{url: 'http://h:1', kind: llamacpp}}]\n"
+
+
+def engine_with(**keys: str) -> str:
+    engine = {"url": "http://h:1", "kind": "llamacpp"} | keys
+    rows = "".join(f"\n    {key}: {value}" for key, value in engine.items())
+    return f"models:\n- name: m\n  source: m.gguf\n  engines:\n  -{rows[4:]}\n"
+
+
+BROKEN: dict[str, tuple[str, list[str]]] = {
+    "not a mapping": ("- 1", ["f.yaml: the settings must be a mapping of keys, as `models: …`"]),
+    "empty": ("", ["f.yaml:1:1: models: is missing"]),
+    "no models": ("models: []", ["f.yaml:1:1: models: must have at least one item"]),
+    "models of nothing": ("models:", ["f.yaml:1:1: models: must be a list"]),
+    "not YAML": ("a: b: c", ["f.yaml:1:5: not valid YAML: mapping values are not allowed here"]),
+    "two documents": ("--- 1\n--- 2", ["f.yaml:2:1: not valid YAML: but found another document"]),
+    "control character": ("a: \x07", ["f.yaml: not valid YAML: character U+0007 is not allowed"]),
+    "unknown section": (MODEL + "timeout: {}", ["f.yaml:6:1: timeout: unknown key; did you mean `timeouts`?"]),
+    "in the wrong section": (MODEL + "drain_s: 1", ["f.yaml:6:1: drain_s: unknown key; it belongs in server"]),
+    "section inside another": (
+        MODEL + "server:\n  limits: {}",
+        ["f.yaml:7:3: server.limits: unknown key; it belongs in the top level"],
+    ),
+    "unknown key": (
+        MODEL + "limits:\n  xyzzy: 1",
+        ["f.yaml:7:3: limits.xyzzy: unknown key; known here: n, stop, logprobs, tools, messages, queue_requests, queue_wait_s"],
+    ),
+    "a key that is a number": (MODEL + "limits: {1: 2}", ["f.yaml:6:10: limits: a key must be text"]),
+    "a key that is a list": (MODEL + "limits: {[a]: 2}", ["f.yaml:6:10: limits: a key must be text"]),
+    "a key written twice": (
+        MODEL + "limits:\n  n: 1\n  stop: 1\n  n: 2",
+        ["f.yaml:9:3: limits.n: written twice; first on line 7"],
+    ),
+    "a section that is text": (MODEL + "server: here", ["f.yaml:6:1: server: must be a mapping of keys"]),
+    "a port that is a boolean": (MODEL + "server: {port: true}", ["f.yaml:6:10: server.port: must be a valid integer"]),
+    "a port that is text": (MODEL + "server: {port: '1'}", ["f.yaml:6:10: server.port: must be a valid integer"]),
+    "a port too high": (MODEL + "server: {port: 65536}", ["f.yaml:6:10: server.port: must be less than or equal to 65535"]),
+    "a negative port": (
+        MODEL + "server: {admin_port: -1}",
+        ["f.yaml:6:10: server.admin_port: must be greater than or equal to 0"],
+    ),
+    "one port twice": (MODEL + "server: {port: 9, admin_port: 9}", ["f.yaml:6:19: server.admin_port: must differ from `port`"]),
+    "workers": (
+        MODEL + "server: {workers: 2}",
+        ["f.yaml:6:10: server.workers: this version runs one worker only: set 1, or leave it out"],
+    ),
+    "no time": (MODEL + "timeouts: {total_s: 0}", ["f.yaml:6:12: timeouts.total_s: must be greater than 0"]),
+    "endless time": (MODEL + "timeouts: {total_s: 1e999}", ["f.yaml:6:12: timeouts.total_s: must be a finite number"]),
+    "an integer of many digits": (
+        MODEL + f"limits: {{n: {'9' * 5000}}}",
+        ["f.yaml:6:13: limits.n: not a number that can be read"],
+    ),
+    "1.1 booleans are text": (
+        model_with("hold_arguments: yes"),
+        ["f.yaml:4:3: models[0].hold_arguments: must be a valid boolean"],
+    ),
+    "a choice": (model_with("tools: all"), ["f.yaml:4:3: models[0].tools: must be 'native' or 'constrained'"]),
+    "a tag": (model_with("tools: !!binary aGk="), ["f.yaml:4:10: models[0].tools: YAML tags are not supported"]),
+    "a tag on a boolean": (
+        model_with("hold_arguments: !!bool 3"),
+        ["f.yaml:4:19: models[0].hold_arguments: YAML tags are not supported"],
+    ),
+    "a set": (model_with("aliases: !!set {a}"), ["f.yaml:4:12: models[0].aliases: YAML tags are not supported"]),
+    "a profile": (model_with("profile: p"), ["f.yaml:4:3: models[0].profile: this version reads no profiles: leave the key out"]),
+    "an unknown format": (
+        model_with("format: hermse"),
+        ["f.yaml:4:3: models[0].format: unknown format; did you mean `hermes`?; known: auto, engine, hermes, plain, qwen25"],
+    ),
+    "a name with a quote": (
+        MODEL.replace("name: m", "name: 'a\"b'"),
+        ["f.yaml:3:5: models[0].name: must be 1 to 128 letters, digits or any of . _ : / -"],
+    ),
+    "a name that metrics use": (
+        MODEL.replace("name: m", "name: unknown"),
+        ["f.yaml:3:5: models[0].name: `unknown` is what metrics say where there is no model: take another name"],
+    ),
+    "an alias that is taken": (model_with("aliases: [m]"), ["f.yaml:4:13: models[0].aliases[0]: `m` is taken by models[0].name"]),
+    "aliases as text": (model_with("aliases: a"), ["f.yaml:4:3: models[0].aliases: must be a list"]),
+    "no source": (
+        model_with("hold_arguments: false", source="tools: native"),
+        ["f.yaml:2:3: models[0].source: is missing: give a GGUF file or a model directory, or set `format: engine`"],
+    ),
+    "a source that is not there": (
+        model_with("hold_arguments: false", source="source: nope.gguf"),
+        ["f.yaml:3:3: models[0].source: no such file or directory"],
+    ),
+    "a source in no one's home": (
+        model_with("hold_arguments: false", source="source: ~nobody.here/m.gguf"),
+        ["f.yaml:3:3: models[0].source: no such file or directory"],
+    ),
+    "nothing where a value could be": (model_with("profile:") + "- 7", ["f.yaml:6:3: models[1]: must be a mapping of keys"]),
+    "an engine that takes ids, asked to template": (
+        model_with("format: engine"),
+        ["f.yaml:5:33: models[0].engines[0].kind: llamacpp is sent token ids, so it cannot serve a model with `format: engine`"],
+    ),
+    "an engine that templates, asked to take ids": (
+        engine_with(kind="openai"),
+        ["f.yaml:6:5: models[0].engines[0].kind: openai templates and parses by itself: the model needs `format: engine`"],
+    ),
+    "constrained by an engine that templates": (
+        engine_with(kind="openai").replace("source: m.gguf", "format: engine\n  tools: constrained"),
+        ["f.yaml:4:3: models[0].tools: `constrained` needs a `source` and a format other than `engine`"],
+    ),
+    "an engine to come": (
+        engine_with(kind="vllm"),
+        ["f.yaml:6:5: models[0].engines[0].kind: vllm is not supported by this version; supported: llamacpp, openai"],
+    ),
+    "no such engine": (
+        engine_with(kind="lamacpp"),
+        [
+            "f.yaml:6:5: models[0].engines[0].kind: unknown kind of engine; did you mean `llamacpp`?; "
+            "known: llamacpp, vllm, sglang, trtllm, openai"
+        ],
+    ),
+    "a kind that is a list": (engine_with(kind="[a]"), ["f.yaml:6:5: models[0].engines[0].kind: must be a valid string"]),
+    "a key in the file": (
+        engine_with(api_key="sk-secret"),
+        ["f.yaml:7:5: models[0].engines[0].api_key: unknown key; did you mean `api_key_env`?"],
+    ),
+    "a key for a variable": (
+        engine_with(api_key_env="sk-secret"),
+        ["f.yaml:7:5: models[0].engines[0].api_key_env: must be the name of an environment variable, not a key"],
+    ),
+    "a variable that is not set": (
+        engine_with(api_key_env="NOT_SET"),
+        ["f.yaml:7:5: models[0].engines[0].api_key_env: the environment variable that it names is not set, or is empty"],
+    ),
+    "an engine's id that metrics use": (
+        engine_with(id="none"),
+        ["f.yaml:7:5: models[0].engines[0].id: `none` is what metrics say where there is no engine: take another name"],
+    ),
+    "an engine's default id that is taken": (
+        MODEL.replace("engines: [", "engines: [{id: m-1, url: 'http://h:1', kind: llamacpp}, "),
+        ["f.yaml:5:61: models[0].engines[1].id: `m-1` is taken by models[0].engines[0].id"],
+    ),
+}
+
+URLS = {
+    "http://h:1/v1": "leave out `/v1`: the gateway adds it",
+    "http://h:1/v1/": "leave out `/v1`: the gateway adds it",
+    "http://u:secret@h:1": "must hold no user or password: name a variable in `api_key_env`",
+    "http://h:1/?key=secret": "must have no query and no fragment",
+    "http://h:1/#secret": "must have no query and no fragment",
+    "ftp://h:1": "must be the engine's root, as `http://127.0.0.1:8000`",
+    "h:1": "must be the engine's root, as `http://127.0.0.1:8000`",
+    "http://": "must be the engine's root, as `http://127.0.0.1:8000`",
+    "http://h:0": "must be the engine's root, as `http://127.0.0.1:8000`",
+    "http://h:99999": "must be the engine's root, as `http://127.0.0.1:8000`",
+    "http://[::1": "must be the engine's root, as `http://127.0.0.1:8000`",
+    "http://h h:1": "must be the engine's root, as `http://127.0.0.1:8000`",
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_file(folder: Path, case: str) -> None:
+    text, expected = BROKEN[case]
+    assert problems(folder, text) == expected
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_broken_url(folder: Path, url: str) -> None:
+    assert problems(folder, engine_with(url=f"'{url}'")) == [f"f.yaml:5:5: models[0].engines[0].url: {URLS[url]}"]
+
+
+def test_every_problem_at_once_in_the_file_s_order(folder: Path) -> None:
+    text = """\
+        server:
+          prt: 9
+          workers: 2
+        models:
+          - name: a b
+            tools: all
+            engines:
+              - kind: vllm
+                url: http://h:1/v1
+          - name: x
+            aliases: [x]
+            source: m.gguf
+            engines: []
+        """
+    assert [problem.partition(": ")[0:3:2] for problem in problems(folder, text, {"INTERLOCK_LIMITS__N": "0"})] == [
+        ("INTERLOCK_LIMITS__N", "limits.n: must be greater than or equal to 1"),
+        ("f.yaml:2:3", "server.prt: unknown key; did you mean `port`?"),
+        ("f.yaml:3:3", "server.workers: this version runs one worker only: set 1, or leave it out"),
+        ("f.yaml:5:5", "models[0].source: is missing: give a GGUF file or a model directory, or set `format: engine`"),
+        ("f.yaml:5:5", "models[0].name: must be 1 to 128 letters, digits or any of . _ : / -"),
+        ("f.yaml:6:5", "models[0].tools: must be 'native' or 'constrained'"),
+        ("f.yaml:8:9", "models[0].engines[0].kind: vllm is not supported by this version; supported: llamacpp, openai"),
+        ("f.yaml:9:9", "models[0].engines[0].url: leave out `/v1`: the gateway adds it"),
+        ("f.yaml:11:15", "models[1].aliases[0]: `x` is taken by models[1].name"),
+        ("f.yaml:13:5", "models[1].engines: must have at least one item"),
+    ]
+
+
+def test_no_problem_shows_a_value_that_may_be_a_secret(folder: Path) -> None:
+    secret = "hunter2/!"
+    keys = [f"{each.removeprefix('- ')}: '{secret}'" for each in ("- url", "kind", "model", "api_key_env", "api_key", "id")]
+    text = f"models:\n- name: '{secret}'\n  format: '{secret}'\n  source: '{secret}'\n  tools: '{secret}'\n  engines:\n  - "
+    told = problems(folder, text + "\n    ".join(keys) + f"\nserver: {{port: '{secret}'}}", {"INTERLOCK_LIMITS__N": secret})
+    assert len(told) >= 9
+    assert not [each for each in told if "hunter2" in each]
+
+
+ENVIRONMENT: dict[str, tuple[dict[str, str], str, object]] = {
+    "a number": ({"INTERLOCK_SERVER__PORT": "9000"}, "server.port", 9000),
+    "text": ({"INTERLOCK_SERVER__HOST": "::1"}, "server.host", "::1"),
+    "null": ({"INTERLOCK_SERVER__ADMIN_PORT": ""}, "server.admin_port", None),
+    "a boolean": ({"INTERLOCK_MODELS__0__HOLD_ARGUMENTS": "true"}, "models.0.hold_arguments", True),
+    "a list": ({"INTERLOCK_MODELS__0__ALIASES": "[a, b]"}, "models.0.aliases", ("a", "b")),
+    "a list by index": (
+        {"INTERLOCK_MODELS__0__ALIASES__1": "b", "INTERLOCK_MODELS__0__ALIASES__0": "a"},
+        "models.0.aliases",
+        ("a", "b"),
+    ),
+    "a whole replaced by the part after it": (
+        {"INTERLOCK_LIMITS__N": "3", "INTERLOCK_MODELS__0__ENGINES": "[{url: 'http://a:1', kind: llamacpp}]"},
+        "models.0.engines.0.url",
+        "http://a:1",
+    ),
+    "a deep one": ({"INTERLOCK_MODELS__0__ENGINES__0__URL": "http://b:1"}, "models.0.engines.0.url", "http://b:1"),
+    "a new item": (
+        {"INTERLOCK_MODELS__0__ENGINES__1__URL": "http://b:1", "INTERLOCK_MODELS__0__ENGINES__1__KIND": "llamacpp"},
+        "models.0.engines.1.id",
+        "m-1",
+    ),
+    "not ours": ({"INTERLOCK_ENGINE_KEY": "x", "OTHER__SERVER__PORT": "1"}, "server.port", 8080),
+    "what Kubernetes sets": (
+        {"INTERLOCK_SERVER_PORT": "tcp://10.0.0.1:80", "INTERLOCK_PORT": "tcp://10.0.0.1"},
+        "server.port",
+        8080,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENVIRONMENT)
+def test_environment(folder: Path, case: str) -> None:
+    environ, path, expected = ENVIRONMENT[case]
+    found: object = read(folder, MODEL, environ)
+    for key in path.split("."):
+        found = found[int(key)] if isinstance(found, tuple) else getattr(found, key)
+    assert found == expected
+
+
+def test_environment_alone_is_enough(folder: Path) -> None:
+    environ = {"INTERLOCK_MODELS__0__NAME": "m", "INTERLOCK_MODELS__0__FORMAT": "engine"}
+    environ |= {"INTERLOCK_MODELS__0__ENGINES__0__KIND": "openai", "INTERLOCK_MODELS__0__ENGINES__0__URL": "http://h:1"}
+    assert read(folder, "", environ).models[0].engines[0].id == "m-0"
+
+
+BROKEN_ENVIRONMENT = {
+    "INTERLOCK_SERVER__PRT=1": "INTERLOCK_SERVER__PRT: server.prt: unknown key; did you mean `port`?",
+    "INTERLOCK_SERVER__PORT=x": "INTERLOCK_SERVER__PORT: server.port: must be a valid integer",
+    "INTERLOCK_SERVER_PORT=1": "INTERLOCK_SERVER_PORT: not read: write INTERLOCK_SERVER__PORT",
+    "INTERLOCK_LIMITS__N=[": "INTERLOCK_LIMITS__N: not valid YAML: expected the node content, but found '<stream end>'",
+    "INTERLOCK_LIMITS__N=!!x 1": "INTERLOCK_LIMITS__N: limits.n: YAML tags are not supported",
+    "INTERLOCK_MODELS__7__NAME=x": "INTERLOCK_MODELS__7__NAME: models[7].name: the next index of the list is 1, not 7",
+    "INTERLOCK_MODELS__NAME=x": "INTERLOCK_MODELS__NAME: models.name: there is no mapping that `name` could be a key of",
+    "INTERLOCK_0__X=x": "INTERLOCK_0__X: [0].x: there is no list that 0 could be an index of",
+    "INTERLOCK_SERVER__0=x": "INTERLOCK_SERVER__0: server[0]: there is no list that 0 could be an index of",
+    "INTERLOCK_MODELS__0__ALIASES__0=m": "INTERLOCK_MODELS__0__ALIASES__0: models[0].aliases[0]: `m` is taken by models[0].name",
+}
+
+
+@pytest.mark.parametrize("variable", BROKEN_ENVIRONMENT)
+def test_broken_environment(folder: Path, variable: str) -> None:
+    name, _, value = variable.partition("=")
+    assert problems(folder, MODEL + "server: {host: 127.0.0.1}", {name: value}) == [BROKEN_ENVIRONMENT[variable]]
+
+
+def test_anchors_and_merges(folder: Path) -> None:
+    found = read(
+        folder,
+        """
+        models:
+          - &first
+            name: a
+            source: m.gguf
+            engines: [&engine {url: "http://h:1", kind: llamacpp, model: x}]
+          - name: b
+            <<: [{tools: constrained}, *first]
+            engines: [{<<: *engine, url: "http://h:2"}, *engine]
+        """,
+    )
+    assert (found.models[1].name, found.models[1].tools, found.models[1].source) == ("b", "constrained", folder / "m.gguf")
+    assert [(each.id, each.url, each.model) for each in found.models[1].engines] == [
+        ("b-0", "http://h:2", "x"),
+        ("b-1", "http://h:1", "x"),
+    ]
+
+
+def test_a_problem_in_what_is_merged_is_told_where_it_stands(folder: Path) -> None:
+    with_text = MODEL.replace("m.gguf", "m.gguf\n    hold_arguments: 1")
+    assert problems(folder, with_text) == ["f.yaml:5:5: models[0].hold_arguments: must be a valid boolean"]
+    text = MODEL + "limits:\n  <<: {n: 0}\n  stop: 1\ntimeouts: {<<: 3}"
+    assert problems(folder, text) == [
+        "f.yaml:7:8: limits.n: must be greater than or equal to 1",
+        "f.yaml:9:16: timeouts: only a mapping can be merged with `<<`",
+    ]
+
+
+def doublings(count: int) -> str:
+    rows = [f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, count)]
+    return "a0: &a0 {x: 1}\n" + "\n".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (doublings(60), "values, repeated aliases included"),
+        ("a: &a [*a]", "nested too deeply"),
+        ("a: &a {<<: *a}", "nested too deeply"),
+        ("[" * 1500, "nested too deeply"),
+        ("a: " + "[" * 20 + "]" * 20, "nested too deeply"),
+        ("a: [" + "1," * 10_000 + "]", "over 10000 values"),
+        ("#" * (MAX_FILE_BYTES + 1), f"the file is over {MAX_FILE_BYTES} bytes"),
+    ],
+    ids=["aliases", "recursive alias", "recursive merge", "unclosed", "deep", "long", "large"],
+)
+def test_bounds(folder: Path, text: str, told: str) -> None:
+    (problem,) = problems(folder, text)
+    assert told in problem
+
+
+def test_files_that_cannot_be_read(folder: Path) -> None:
+    def told(path: Path) -> str:
+        with pytest.raises(SettingsError) as caught:
+            load(path, {}, kinds=KINDS, formats=FORMATS)
+        (problem,) = caught.value.problems
+        return problem.replace(f"{folder}/", "")
+
+    assert told(folder / "none.yaml") == "none.yaml: cannot be read: No such file or directory"
+    assert told(folder / ".") == f"{folder}: cannot be read: Is a directory"
+    (folder / "latin").write_bytes(b"# caf\xe9")
+    assert told(folder / "latin") == "latin: not UTF-8 text: byte 5 cannot be decoded"
+
+
+def test_a_byte_order_mark_is_skipped(folder: Path) -> None:
+    assert read(folder, b"\xef\xbb\xbf" + MODEL.encode()).models[0].name == "m"
+
+
+def test_a_relative_source_starts_at_the_settings_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert read(folder, MODEL).models[0].source == folder / "m.gguf"
+    monkeypatch.setenv("HOME", str(folder))
+    assert read(folder, MODEL.replace("m.gguf", "~/m.gguf")).models[0].source == folder / "m.gguf"
+
+
+def test_an_engine_without_a_grammar_cannot_be_constrained(folder: Path) -> None:
+    (folder / "f.yaml").write_text(model_with("tools: constrained"))
+    kinds = {"llamacpp": Traits(takes_ids=True, streams_ids=False, takes_stop_ids=False, choices=False)}
+    with pytest.raises(SettingsError, match=r"engines\[0\]\.kind: llamacpp cannot enforce tool calls"):
+        load(folder / "f.yaml", {}, kinds=kinds, formats=())
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.one_of(
+        st.text(max_size=80),
+        st.lists(
+            st.sampled_from([*"[]{}:,-&*!|>'\"\n# ", "<<", "models", "engines", "kind", "name", "- ", "\n  "]), max_size=40
+        ).map("".join),
+    ),
+    keys=st.lists(st.sampled_from(["SERVER", "MODELS", "0", "ENGINES", "PORT", "", "1"]), min_size=2, max_size=4),
+)
+def test_any_file_and_environment_load_or_raise_settings_error(folder: Path, text: str, keys: list[str]) -> None:
+    told: tuple[str, ...] = ()
+    found: Settings | None = None
+    try:
+        found = read(folder, text.encode("utf-8", "replace"), {"INTERLOCK_" + "__".join(keys): text})
+    except SettingsError as error:
+        told = error.problems
+    assert bool(told) != bool(found)
+
+
+def test_sections_name_every_model() -> None:
+    def models(model: type[BaseModel]) -> set[type[BaseModel]]:
+        inner = {
+            kind
+            for field in model.model_fields.values()
+            for kind in (field.annotation, *getattr(field.annotation, "__args__", ()))
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+        }
+        return {model}.union(*(models(each) for each in inner))
+
+    assert models(Settings) == set(SECTIONS.values())
+
+
+def test_every_setting_is_described_and_the_page_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("settings_docs", ROOT / "scripts" / "settings_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert [
+        (model.__name__, name)
+        for path, model in SECTIONS.items()
+        for name, field in model.model_fields.items()
+        if not field.description and (*path, name) not in SECTIONS
+    ] == []
+    assert module.main(["--check"]) == 0
+
+
+def test_the_example_in_the_documentation_loads(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "Qwen3-4B-Q4_K_M.gguf").touch()
+    (tmp_path / "f.yaml").write_text((ROOT / "docs" / "interlock.example.yaml").read_text())
+    found = load(tmp_path / "f.yaml", {"LLM_EXAMPLE_KEY": "k"}, kinds=KINDS, formats=FORMATS)
+    assert [each.name for each in found.models] == ["qwen3-4b", "hosted"]
