@@ -14,7 +14,6 @@ import msgspec
 T = TypeVar("T")
 Raw = msgspec.Raw
 
-_PLACED = re.compile(r"(.*?)(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
 _TYPES = re.compile("`([^`]*)`")
 _MISSING = re.compile("Object missing required field `(.*)`$")
 _WORDS = {
@@ -84,9 +83,10 @@ def dumps(
 
 
 def _wrong_type(text: str) -> JsonError:
-    placed = _PLACED.fullmatch(text)
-    message, place = placed.groups("") if placed else (text, "")
-    path = place.replace("[...]", "[]")
+    message, mark, place = text.rpartition(" - at `$")
+    if not mark:
+        message, place = place, ""
+    path = place.removesuffix("`").removeprefix(".").replace("[...]", "[]")
     if missing := _MISSING.match(message):
         return JsonError("this field is required", f"{path}.{missing[1]}" if path else missing[1])
     words = _TYPES.sub(lambda types: " or ".join(_WORDS.get(word, word) for word in types[1].split(" | ")), message)

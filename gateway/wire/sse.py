@@ -37,10 +37,10 @@ class SseReader:
         if not self._begun and not self._strip_bom():
             return []
         if buffer.find(b"\n\n", searched) < 0:
-            self._bound(len(buffer))
+            self._bound(len(buffer) - buffer.endswith(b"\n"))  # that line end may be half of the event's end
             return []
         *blocks, rest = bytes(buffer).split(b"\n\n")
-        self._bound(len(rest))
+        self._bound(len(rest) - rest.endswith(b"\n"))
         self._buffer = bytearray(rest)
         return [event for block in blocks if (event := self._event(block)) is not None]
 
