@@ -1,0 +1,138 @@
+"""What a user installs: the wheel's content, the locks, and the words on which the documents and the command line agree."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+LOADED_BY_NAME = {"httptools", "uvloop"}  # uvicorn loads them
+TOOLS = {"mypy", "ruff", "build", "uv", "setuptools", "types-pyyaml", "pytest-asyncio", "pytest-cov", "pytest-timeout"}
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]  # type: ignore[no-any-return]
+
+
+def names(requirements: list[str]) -> set[NormalizedName]:
+    return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
+def distributions(*folders: str) -> set[NormalizedName]:
+    """The distributions that the code in these folders imports."""
+    by_module = packages_distributions()
+    trees = [ast.parse(file.read_text()) for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    modules = {alias.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    return {canonicalize_name(by_module[top][0]) for each in modules if (top := each.split(".")[0]) in by_module} - {"interlock"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The names in the wheel, built from the tracked and new files only, without a download."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607  git, where tests run
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (file,) = out.glob("*.whl")
+    return zipfile.ZipFile(file).namelist()
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel: list[str]) -> None:
+    tops = {name.split("/")[0] for name in wheel if ".dist-info/" not in name}
+    assert tops == {"gateway", "engines"}
+    assert {"gateway/py.typed", "engines/py.typed"} <= set(wheel)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel)
+
+
+def test_the_wheel_holds_every_module(wheel: list[str]) -> None:
+    modules = {str(file.relative_to(ROOT)) for top in ("gateway", "engines") for file in (ROOT / top).rglob("*.py")}
+    assert modules <= set(wheel)
+
+
+def test_every_import_is_a_stated_dependency_and_every_dependency_is_used() -> None:
+    stated = names(project()["dependencies"])
+    imported = distributions("gateway", "engines")
+    assert imported - names(project()["optional-dependencies"]["local"]) == stated - LOADED_BY_NAME
+
+
+def test_every_import_of_the_tests_is_stated_too() -> None:
+    extras = project()["optional-dependencies"]
+    stated = names(project()["dependencies"]) | names(extras["local"]) | names(extras["dev"]) | names(extras["check"])
+    assert distributions("tests", "scripts") <= stated
+    assert names(extras["dev"]) - TOOLS <= distributions("tests", "scripts")
+
+
+@pytest.mark.parametrize("file", ["run.txt", "dev.txt", "model.txt"])
+def test_locks_have_hashes_and_no_addresses(file: str) -> None:
+    text = (ROOT / "requirements" / file).read_text()
+    pins = re.findall(r"^[a-z0-9._-]+==\S+.*?(?=^[a-z0-9]|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert pins
+    assert not [pin.split()[0] for pin in pins if "--hash=sha256:" not in pin]
+    assert not re.search(r"https?://|--index|--find-links| @ ", text)
+
+
+@pytest.mark.parametrize(("file", "extras"), [("run.txt", ["local"]), ("dev.txt", ["local", "dev"])])
+def test_locks_hold_what_the_project_states(file: str, extras: list[str]) -> None:
+    pins = dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", (ROOT / "requirements" / file).read_text(), re.MULTILINE))
+    wanted = [*project()["dependencies"], *(each for extra in extras for each in project()["optional-dependencies"][extra])]
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_make_targets_that_documents_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    named = {word for file in documents for word in re.findall(r"\bmake ([a-z][a-z-]*)[` \n]", _code(file.read_text()))}
+    assert {"run", "test", "lint"} <= named
+    assert named <= targets
+
+
+def _code(text: str) -> str:
+    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    assert len(documents) >= 6
+    broken = [
+        f"{file.relative_to(ROOT)}: {target}"
+        for file in documents
+        for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text())
+        if not re.match(r"[a-z]+:", target) and not _leads(file, target)
+    ]
+    assert not broken, broken
+
+
+def _leads(file: Path, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    there = (file.parent / path).resolve() if path else file
+    if not there.exists():
+        return False
+    headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE) if anchor else []
+    return not anchor or anchor in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def test_the_changelog_names_this_version() -> None:
+    assert re.search(
+        rf"^## \[(Unreleased|{re.escape(project()['version'])})\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
