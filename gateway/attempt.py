@@ -16,7 +16,7 @@ from gateway.errors import EngineBroke, EngineUnreachable, GatewayError
 from gateway.events import NO_ENGINE, AttemptFailed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member, Registry
 from gateway.formats.base import ParseOptions
-from gateway.formats.schema import call_check
+from gateway.formats.check import call_check
 from gateway.model import Model, Rendered
 from gateway.observe.bus import Bus
 from gateway.request import Delta, Finish, GenerateRequest, ParseFailure, Prompt, Usage
@@ -69,9 +69,12 @@ class Ledger:
     delivered: bool = False
     inter_token_s: list[tuple[float, int]] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
+    engine_usage: Usage | None = None
 
     def usage(self) -> Usage:
-        """The request's tokens: its prompt once, its choices together."""
+        """The request's tokens: the engine's own count where it made all choices, else the prompt once and the choices together."""
+        if self.engine_usage is not None:
+            return self.engine_usage
         used = [tally.final_usage() for tally in self.tallies.values()]
         return Usage(
             max((one.prompt_tokens for one in used), default=0),
@@ -97,13 +100,15 @@ class Job:
 class Course(Protocol):
     """How one attempt's chunks become bytes for the client."""
 
-    ended: bool
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete before the engine says so."""
 
     def take(self, chunks: Sequence[Chunk]) -> tuple[bytes, bool]:
         """The bytes that these chunks add, and whether they hold something that a reader of the answer sees."""
 
-    def close(self) -> bytes:
-        """What was kept until the attempt was certain to serve."""
+    def close(self) -> None:
+        """The attempt served: what was kept until that was certain goes to the encoder."""
 
     @property
     def schema_missed(self) -> bool:
@@ -154,9 +159,10 @@ class RenderedCourse:
         self._kept += deltas
         return b"", seen
 
-    def close(self) -> bytes:
+    def close(self) -> None:
         """A whole answer goes to its encoder now."""
-        return self._encoder.feed(self._choice, self._kept) if self._kept else b""
+        if self._kept:
+            self._encoder.feed(self._choice, self._kept)
 
 
 class PassedCourse:
@@ -167,6 +173,7 @@ class PassedCourse:
         self._check = call_check(job.request.tools)
         self._expected = expected
         self._readers: dict[int, PassedReader] = {}
+        self._kept: list[tuple[int, bytes, list[Delta]]] | None = None if job.sink.streamed else []
 
     @property
     def ended(self) -> bool:
@@ -185,13 +192,20 @@ class PassedCourse:
         for chunk in chunks:
             deltas = self._reader(chunk.choice).read(chunk)
             seen = seen or bool(chunk.deltas)
-            if chunk.raw is not None:
+            if chunk.usage is not None:
+                self._job.ledger.engine_usage = chunk.usage
+            if chunk.raw is None:
+                continue
+            if self._kept is None:
                 passed.append(self._job.encoder.passed(chunk.choice, chunk.raw, deltas))
+            else:
+                self._kept.append((chunk.choice, chunk.raw, deltas))
         return b"".join(passed), seen
 
-    def close(self) -> bytes:
-        """Nothing is kept."""
-        return b""
+    def close(self) -> None:
+        """A whole answer goes to its encoder now."""
+        for choice, raw, deltas in self._kept or ():
+            self._job.encoder.passed(choice, raw, deltas)
 
     def _reader(self, choice: int) -> PassedReader:
         reader = self._readers.get(choice)
@@ -310,8 +324,7 @@ class Attempt:
                 self._first_token()
             if body:
                 await self._write(body, timer)
-        if (kept := course.close()) and not self._job.sink.streamed:
-            raise AssertionError(f"an encoder of whole answers gave {len(kept)} bytes before its end")
+        course.close()
         return True
 
     def _time(self, tokens: int, timer: StageTimer) -> None:

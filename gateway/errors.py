@@ -8,6 +8,7 @@
     │   ├── RouteNotFound           404  code unknown_url
     │   ├── MethodNotAllowed        405
     │   ├── BodyTooLarge            413
+    │   ├── UnsupportedEncoding     415  a compressed body
     │   └── BodyTimeout             408  the body did not arrive in time
     ├── Rejected                    429/503  nobody's fault: no room now; repeatable, says when
     ├── EngineError                 502  the engine's fault; repeatable before the first byte
@@ -112,6 +113,14 @@ class BodyTooLarge(ClientError):
     status = 413
     code = "request_too_large"
     reason = "body_too_large"
+
+
+class UnsupportedEncoding(ClientError):
+    """The body is compressed, which is refused: what it unpacks to has no bound."""
+
+    status = 415
+    code = "unsupported_encoding"
+    reason = "unsupported_encoding"
 
 
 class BodyTimeout(ClientError):

@@ -1,11 +1,13 @@
 """One served model, wired: how its prompt is made, how its answers are read, and what the operator wants done with bad ones."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from gateway.answer import AnswerRules
+from gateway.errors import ContextTooLong
 from gateway.formats.base import Format
 from gateway.prompt.prompter import Prompter
+from gateway.request import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,10 @@ class Model:
     created_s: int
     aliases: tuple[str, ...] = ()
 
+    def format_names(self) -> tuple[str, ...]:
+        """Every name that `format_name` gives."""
+        return tuple({self.format_name(False): None, self.format_name(True): None})
+
     def format_name(self, with_tools: bool) -> str:
         """The format's name for metrics and the log."""
         if self.rendered is None:
@@ -39,3 +45,14 @@ class Model:
 def by_name(models: tuple[Model, ...]) -> Mapping[str, Model]:
     """Every name and alias that a client may use."""
     return {name: model for model in models for name in (model.name, *model.aliases)}
+
+
+def fitted(prompt: Prompt, max_tokens: int | None, contexts: Iterable[int | None]) -> Prompt:
+    """The prompt with `max_tokens` within what the smallest known context leaves. Raises ContextTooLong where it leaves nothing."""
+    known = [context for context in contexts if context is not None]
+    if not known:
+        return replace(prompt, max_tokens=max_tokens)
+    room = min(known) - len(prompt.ids)
+    if room <= 0:
+        raise ContextTooLong(len(prompt.ids), min(known))
+    return replace(prompt, max_tokens=room if max_tokens is None else min(room, max_tokens))

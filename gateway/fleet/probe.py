@@ -27,7 +27,11 @@ class Prober:
     """Probes the engines of a registry until its task is cancelled. `on_info` is told what a newly ready engine is."""
 
     def __init__(
-        self, registry: Registry, upstream: Upstream, on_info: Callable[[Member, EngineInfo], None], times: ProbeTimes | None = None
+        self,
+        registry: Registry,
+        upstream: Upstream,
+        on_info: Callable[[Member, EngineInfo], None],
+        times: ProbeTimes | None = None,
     ) -> None:
         self._registry = registry
         self._upstream = upstream

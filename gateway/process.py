@@ -1,0 +1,114 @@
+"""One gateway process: ports, signals, and what is said at start."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+
+import structlog
+import uvloop
+
+from gateway.app import Gateway, is_loopback, running
+from gateway.server.listen import PortTaken, bind, port_of, serve_until
+from gateway.settings import ServerSettings, Settings
+
+_log = structlog.get_logger("interlock")
+
+DEFAULT_ADMIN_PORT = 8081
+
+Ready = Callable[[Gateway, int], Coroutine[None, None, None]]
+
+
+def run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> int:
+    """Runs `main` on uvloop until it returns. SIGINT or SIGTERM sets its event; a second one cuts everything at once."""
+
+    async def with_signals() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+
+        def signalled() -> None:
+            if stop.is_set() and task is not None:
+                task.cancel()
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, signalled)
+        return await main(stop)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(with_signals())
+        except asyncio.CancelledError:
+            return 1
+
+
+def bind_both(server: ServerSettings) -> tuple[socket.socket, socket.socket]:
+    """The API's socket and the admin's. Raises PortTaken."""
+    main = bind(server.host, server.port)
+    try:
+        return main, _bind_admin(server)
+    except PortTaken:
+        main.close()
+        raise
+
+
+def _bind_admin(server: ServerSettings) -> socket.socket:
+    if server.admin_port is not None:
+        return bind(server.admin_host, server.admin_port)
+    try:
+        return bind(server.admin_host, DEFAULT_ADMIN_PORT)
+    except PortTaken:
+        return bind(server.admin_host, 0)
+
+
+async def serve(
+    settings: Settings,
+    environ: Mapping[str, str],
+    sockets: tuple[socket.socket, socket.socket],
+    stop: asyncio.Event,
+    on_ready: Ready | None = None,
+) -> None:
+    """Serves until `stop`. `on_ready` runs beside, once the ports answer; what it raises ends the gateway."""
+    main, admin = sockets
+    server = settings.server
+    async with running(settings, environ) as gateway:
+        _announce(server, port_of(main), port_of(admin))
+        places = [(main, gateway.main), (admin, gateway.admin)]
+        tasks = [asyncio.create_task(serve_until(stop, places, drain_s=server.drain_s))]
+        draining = asyncio.create_task(_mark_draining(stop, gateway))
+        if on_ready is not None:
+            tasks.append(asyncio.create_task(_while_serving(on_ready(gateway, port_of(main)), stop)))
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            stop.set()
+            draining.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _while_serving(work: Coroutine[None, None, None], stop: asyncio.Event) -> None:
+    """Does the work, or drops it when the gateway is told to stop."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        working.cancel()
+        stopping.cancel()
+
+
+async def _mark_draining(stop: asyncio.Event, gateway: Gateway) -> None:
+    await stop.wait()
+    gateway.condition.draining = True
+
+
+def _announce(server: ServerSettings, port: int, admin_port: int) -> None:
+    _log.info("serving", host=server.host, port=port, admin_host=server.admin_host, admin_port=admin_port)
+    if server.admin_port is None and admin_port != DEFAULT_ADMIN_PORT:
+        _log.info("admin port taken from the free ones", wanted=DEFAULT_ADMIN_PORT, admin_port=admin_port)
+    open_to = [name for name in ("host", "admin_host") if not is_loopback(getattr(server, name))]
+    if open_to:
+        _log.warning("reachable beyond this machine without keys: this version checks none", settings=open_to)

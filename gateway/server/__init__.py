@@ -1,0 +1,1 @@
+"""HTTP: what clients and operators reach."""

@@ -1,0 +1,218 @@
+"""The hot path: a plain ASGI application for one dialect's POST route.
+
+Each request gets an id, emits `Received` and exactly one `Finished`, and ends in exactly one outcome.
+"""
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from gateway.admission import Admission
+from gateway.attempt import Job, Ledger, Services
+from gateway.dialects.base import Answer, Dialect, Encoder, Limits
+from gateway.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    ClientError,
+    Draining,
+    EngineRefused,
+    EngineTimeout,
+    GatewayError,
+    InternalError,
+    MethodNotAllowed,
+    ModelNotFound,
+    Rejected,
+    UnsupportedEncoding,
+)
+from gateway.events import NO_MODEL, Finished, Outcome, Received
+from gateway.model import Model, fitted
+from gateway.request import FailureKind, GenerateRequest, Prompt
+from gateway.server.stream import Client, ClientLeft, Header, read_body
+from gateway.session import serve
+
+_log = structlog.get_logger("interlock.server")
+
+_THREAD_BODY_BYTES = 32 * 1024  # a longer request is rendered and tokenised in a thread, off the loop
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the server's settings say of every request."""
+
+    limits: Limits
+    max_body_bytes: int
+    headers_grace_s: float
+
+
+class Completions:
+    """Serves one dialect for a fixed set of models. `unix_time` stamps answers."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        models: Mapping[str, Model],
+        services: Services,
+        admission: Admission,
+        options: ServeOptions,
+        unix_time: Callable[[], float],
+    ) -> None:
+        self.dialect = dialect
+        self.models = models
+        self.services = services
+        self.admission = admission
+        self.options = options
+        self.unix_time = unix_time
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request, whatever happens in it."""
+        await _Exchange(self, scope, receive, send).run()
+
+
+class _Exchange:
+    """One request's life at the server."""
+
+    def __init__(self, app: Completions, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app = app
+        self._scope = scope
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._ledger = Ledger(uuid.uuid4().hex, self._loop.time())
+        headers: tuple[Header, ...] = ((b"x-request-id", self._ledger.request_id.encode()),)
+        self._client = Client(receive, send, headers=headers, grace_s=app.options.headers_grace_s)
+        self._request: GenerateRequest | None = None
+        self._model: Model | None = None
+        self._prompt: Prompt | None = None
+        self._encoder: Encoder | None = None
+        self._status = 200
+
+    async def run(self) -> None:
+        """Serves, and tells what became of it."""
+        outcome: Outcome = "ok"
+        reason: str | None = None
+        try:
+            await self._serve()
+        except ClientLeft:
+            outcome, reason, self._status = "client_gone", "body", 499
+        except GatewayError as error:
+            outcome, reason = outcome_of(error), error.reason
+            await self._fail(error)
+        except asyncio.CancelledError:
+            outcome, reason = await self._cancelled()
+        except Exception:  # the last line of defence: a bug of ours must not leave a client without an answer
+            _log.exception("request failed", request_id=self._ledger.request_id)
+            outcome, reason = "upstream_error", "internal"
+            await self._fail(InternalError("The gateway failed on this request; its log has the details."))
+        finally:
+            self._app.services.bus.emit(self._finished(outcome, reason))
+
+    async def _serve(self) -> None:
+        app = self._app
+        if self._scope["method"] != "POST":
+            raise MethodNotAllowed(f"{app.dialect.path} takes POST only.")
+        body = await read_body(self._scope, self._receive, app.options.max_body_bytes)
+        self._ledger.received_s = self._loop.time()
+        app.services.bus.emit(Received(self._ledger.request_id, app.dialect.name, self._ledger.received_s))
+        request = self._request = app.dialect.parse(body, app.options.limits)
+        if request.ignored:
+            self._client.headers += ((b"x-interlock-ignored", ", ".join(request.ignored).encode("ascii", "replace")),)
+        model = self._model = app.models.get(request.model)
+        if model is None:
+            raise ModelNotFound(request.model)
+        async with self._client as client:
+            prompt = self._prompt = await self._render(model, request)
+            answer = Answer(f"chatcmpl-{self._ledger.request_id}", int(app.unix_time()), request.model)
+            self._encoder = app.dialect.encoder(request, answer)
+            if request.stream:
+                client.expect_stream()
+            job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger)
+            await serve(job, app.admission)
+
+    async def _render(self, model: Model, request: GenerateRequest) -> Prompt | None:
+        """The prompt with its token limit, or None where the engine templates itself."""
+        if model.rendered is None:
+            return None
+        prompter = model.rendered.prompter
+        if len(request.body) < _THREAD_BODY_BYTES:
+            prompt = prompter.prompt(request)
+        else:
+            prompt = await asyncio.to_thread(prompter.prompt, request)
+        said = [engine.context_tokens for engine in self._app.services.registry.view(model.name).engines]
+        return fitted(prompt, request.max_tokens, (prompter.context_tokens, *said))
+
+    async def _fail(self, error: GatewayError) -> None:
+        """Tells the client: as an HTTP error while the answer has not begun, else as an event after which nothing follows."""
+        client = self._client
+        if client.gone:
+            self._status = 499
+            return
+        if client.started and self._encoder is not None:
+            await client.finish(self._encoder.error(error))
+            return
+        self._status = error.status
+        extra: tuple[Header, ...] = ()
+        if error.retry_after_s is not None:
+            extra += ((b"retry-after", b"%d" % max(1, round(error.retry_after_s))),)
+        if isinstance(error, BodyTooLarge | BodyTimeout | UnsupportedEncoding):
+            extra += ((b"connection", b"close"),)  # the rest of the body is not read
+        if isinstance(error, MethodNotAllowed):
+            extra += ((b"allow", b"POST"),)
+        await client.reply(error.status, self._app.dialect.error(error), extra)
+
+    async def _cancelled(self) -> tuple[Outcome, str | None]:
+        """The task was cancelled: by the client's leaving, or by the server's going down."""
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        if self._client.gone:
+            self._status = 499
+            return "client_gone", "streaming" if self._client.started else "waiting"
+        error = Draining("The gateway is shutting down.")
+        await self._fail(error)
+        return "drained", error.reason
+
+    def _finished(self, outcome: Outcome, reason: str | None) -> Finished:
+        ledger, request = self._ledger, self._request
+        failures: Counter[FailureKind] = Counter()
+        for tally in ledger.tallies.values():
+            failures.update(tally.failures)
+        with_tools = bool(request and request.tools)
+        first = ledger.tallies.get(0)
+        return Finished(
+            request_id=ledger.request_id,
+            dialect=self._app.dialect.name,
+            model=self._model.name if self._model else NO_MODEL,
+            engine=ledger.engine,
+            format=self._model.format_name(with_tools) if self._model else "none",
+            outcome=outcome,
+            reason=reason,
+            status=self._status,
+            streamed=bool(request and request.stream),
+            attempts=ledger.attempts,
+            duration_s=self._loop.time() - ledger.received_s,
+            ttft_s=ledger.ttft_s,
+            queue_s=ledger.queue_s,
+            client_stall_s=self._client.stall_s,
+            usage=ledger.usage(),
+            finish_reason=first.finish_reason if first else None,
+            inter_token_s=tuple(ledger.inter_token_s),
+            with_tools=with_tools,
+            tool_calls=sum(tally.calls for tally in ledger.tallies.values()),
+            failures=tuple(failures.items()),
+            notes=self._prompt.notes if self._prompt else (),
+        )
+
+
+def outcome_of(error: GatewayError) -> Outcome:
+    """The one word for a failed request. An engine's 4xx is the client's fault, as the engine sees it."""
+    if isinstance(error, ClientError) or (isinstance(error, EngineRefused) and error.status < 500 and error.status != 429):
+        return "client_error"
+    if isinstance(error, Rejected):
+        return "rejected"
+    if isinstance(error, EngineTimeout):
+        return "timeout"
+    return "drained" if isinstance(error, Draining) else "upstream_error"

@@ -1,0 +1,114 @@
+"""What is reached where: the hot paths as plain ASGI in front, everything else in FastAPI behind it.
+
+A hot path skips FastAPI's routing, which costs half as much again a request (and its middleware as much a chunk), but is declared
+in its OpenAPI document.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.dialects.base import JSON_TYPE, Dialect
+from gateway.errors import GatewayError, InternalError, MethodNotAllowed, ModelNotFound, RouteNotFound
+from gateway.fleet.registry import Registry
+from gateway.model import Model
+from gateway.wire.jsonio import decode, encode
+
+Expose = Callable[[str], tuple[str, bytes]]
+
+
+class HotPaths:
+    """An ASGI application: the given paths first, then the fallback."""
+
+    def __init__(self, hot: Mapping[str, ASGIApp], fallback: ASGIApp) -> None:
+        self._hot = dict(hot)
+        self._fallback = fallback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Paths match exactly, as the client sent them: nothing is normalised."""
+        app = self._hot.get(scope["path"], self._fallback) if scope["type"] == "http" else self._fallback
+        await app(scope, receive, send)
+
+
+class Condition:
+    """Whether this gateway takes requests: set once, when it begins to go down."""
+
+    def __init__(self) -> None:
+        self.draining = False
+
+
+def operations(registry: Registry, models: tuple[Model, ...], condition: Condition, expose: Expose | None) -> FastAPI:
+    """`/health`, `/ready` and, where `expose` is given, `/metrics`."""
+    api = FastAPI(title="Interlock", version="0.1.0", docs_url="/docs", redoc_url=None)
+
+    @api.get("/health", summary="Alive: the event loop turns")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @api.get("/ready", summary="Can serve: every model has an engine that is ready, and the gateway is not going down")
+    async def ready() -> JSONResponse:
+        engines = {m.name: {e.id: e.ready for e in registry.view(m.name).engines} for m in models}
+        able = not condition.draining and all(any(states.values()) for states in engines.values())
+        status = "draining" if condition.draining else "ready" if able else "not ready"
+        return JSONResponse({"status": status, "engines": engines}, 200 if able else 503)
+
+    if expose is not None:
+
+        @api.get("/metrics", summary="Prometheus metrics")
+        async def metrics(request: Request) -> Response:
+            kind, body = expose(request.headers.get("accept", ""))
+            return Response(body, headers={"content-type": kind})
+
+    return api
+
+
+def add_models(api: FastAPI, models: Mapping[str, Model], listing: Callable[[tuple[Model, ...]], bytes]) -> None:
+    """`GET /v1/models` and `GET /v1/models/{name}`; `listing` writes models in the dialect's shape."""
+    served = tuple({model.name: model for model in models.values()}.values())
+
+    @api.get("/v1/models", summary="The models served here")
+    async def all_models() -> Response:
+        return Response(listing(served), media_type=JSON_TYPE.decode())
+
+    @api.get("/v1/models/{name:path}", summary="One model, by its name or an alias")
+    async def one_model(name: str) -> Response:
+        if name not in models:
+            raise ModelNotFound(name)
+        listed = decode(listing((models[name],)))["data"][0]
+        return Response(encode(listed), media_type=JSON_TYPE.decode())
+
+
+def declare(api: FastAPI, dialects: Sequence[Dialect]) -> None:
+    """Puts the hot paths into the OpenAPI document, which FastAPI would else not know."""
+    made = api.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        for dialect in dialects:
+            answers = {"200": {"description": "The answer; an event stream where `stream` is true"}}
+            document["paths"][dialect.path] = {"post": {"summary": dialect.name, "responses": answers}}
+        return document
+
+    api.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+
+
+def answer_errors(api: FastAPI, body_of: Callable[[GatewayError], bytes]) -> None:
+    """Errors of the cold routes in the dialect's shape too."""
+
+    async def ours(_request: Request, error: Exception) -> Response:
+        known = error if isinstance(error, GatewayError) else InternalError("The gateway failed on this request.")
+        return Response(body_of(known), known.status, media_type=JSON_TYPE.decode())
+
+    async def http(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 500)
+        what = f"{request.method} {request.url.path[:80]}"
+        if status == 405:
+            return await ours(request, MethodNotAllowed(f"{what}: this path does not take this method."))
+        return await ours(request, RouteNotFound(f"{what}: there is no such path here.") if status == 404 else error)
+
+    api.add_exception_handler(GatewayError, ours)
+    api.add_exception_handler(HTTPException, http)

@@ -1,0 +1,141 @@
+"""`interlock up`: a local engine with a model, the gateway in front of it, and one greeting through both.
+
+Invariant: when it returns, for whatever reason, the engine that it started is gone.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from engines.local import LocalEngine
+from gateway.app import Gateway, tools_for
+from gateway.process import serve
+from gateway.server.listen import port_of
+from gateway.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from gateway.wire.jsonio import decode
+from gateway.wire.sse import SseReader
+
+GREETING = "Hello! Who are you? Answer in one short sentence."
+_GREETING_TOKENS = 48
+_READY_S = 30.0
+
+
+class NotUp(Exception):
+    """It could not be started; the message is the one line that says why."""
+
+
+async def up(
+    stop: asyncio.Event,
+    *,
+    model: Path,
+    name: str,
+    sockets: tuple[socket.socket, socket.socket],
+    environ: Mapping[str, str],
+    console: Console,
+) -> None:
+    """Serves until `stop`. Raises NotUp, or the engine's EngineStartError, with one clear line."""
+    tools = tools_for(model)
+    engine = LocalEngine(model, alias=name, on_state=lambda state: console.print(f"engine: {state}", highlight=False))
+    try:
+        await engine.start()
+        settings = Settings(
+            server=ServerSettings(port=port_of(sockets[0])),
+            models=(
+                ModelSettings(
+                    name=name, source=model, tools=tools, engines=(EngineSettings(id="local", url=engine.url, kind="llamacpp"),)
+                ),
+            ),
+        )
+
+        async def on_ready(gateway: Gateway, port: int) -> None:
+            await _wait_ready(gateway, name)
+            await _greet(f"http://127.0.0.1:{port}", name, console)
+            _show_how(console, port, name)
+
+        await serve(settings, environ, sockets, stop, on_ready)
+    finally:
+        await engine.stop()
+
+
+async def _wait_ready(gateway: Gateway, name: str) -> None:
+    try:
+        async with asyncio.timeout(_READY_S):
+            while not gateway.registry.view(name).ready:
+                await gateway.registry.changed()
+    except TimeoutError:
+        raise NotUp(f"the engine was not ready within {_READY_S:g} s") from None
+
+
+async def _greet(url: str, name: str, console: Console) -> None:
+    """One question through the gateway, shown as the answer streams."""
+    console.print(f"\n[bold]You:[/] {GREETING}\n[bold]{name}:[/] ", end="", highlight=False)
+    began = time.monotonic()
+    first = usage = None
+    async for chunk in _chat(url, name):
+        text = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+        if text and first is None:
+            first = time.monotonic()
+        console.print(text, end="", markup=False, highlight=False)
+        usage = chunk.get("usage") or usage
+    if first is None or usage is None:
+        raise NotUp("the engine gave no answer to the greeting")
+    tokens = usage["completion_tokens"]
+    speed = (tokens - 1) / max(time.monotonic() - first, 1e-6)
+    console.print(
+        f"\n\n{tokens} tokens, first after {first - began:.2f} s (TTFT), then {speed:.1f} tokens per second.\n", highlight=False
+    )
+
+
+async def _chat(url: str, name: str) -> AsyncIterator[dict[str, Any]]:
+    body = {
+        "model": name,
+        "messages": [{"role": "user", "content": GREETING}],
+        "max_completion_tokens": _GREETING_TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    events = SseReader()
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
+        if response.status_code != 200:
+            raise NotUp(f"the greeting failed: {decode(await response.aread())['error']['message']}")
+        async for data in response.aiter_bytes():
+            for event in events.feed(data):
+                if event.data == b"[DONE]":
+                    return
+                chunk = decode(event.data)
+                if "error" in chunk:
+                    raise NotUp(f"the greeting failed: {chunk['error']['message']}")
+                yield chunk
+
+
+def _show_how(console: Console, port: int, name: str) -> None:
+    """How the user's own client reaches this gateway."""
+    url = f"http://127.0.0.1:{port}/v1"
+    console.print(
+        f"""Serving {name} at {url}. Your own client, from a shell:
+
+  curl -N {url}/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+or from Python, with the openai package:
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}", api_key="any")
+  answer = client.chat.completions.create(model="{name}", messages=[{{"role": "user", "content": "Hello"}}])
+  print(answer.choices[0].message.content)
+
+Ctrl-C ends it.""",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,114 @@
+"""A whole gateway on loopback ports, in the test's own loop."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from support.llamacpp import smollm2_file
+from support.scripted_engine import ScriptedEngine
+
+from gateway.app import Gateway
+from gateway.process import bind_both, serve
+from gateway.server.listen import port_of
+from gateway.settings import Settings
+from gateway.wire.jsonio import decode
+from gateway.wire.sse import SseReader
+
+
+@dataclass
+class Served:
+    """A running gateway and a client for it."""
+
+    url: str
+    admin_url: str
+    client: httpx.AsyncClient
+    gateway: Gateway
+    stop: asyncio.Event
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        """A chat request, not streamed unless it says so."""
+        return await self.client.post("/v1/chat/completions", json={**HELLO, **body})
+
+    async def stream(self, **body: Any) -> list[Any]:
+        """The events of a streamed chat; the last is "[DONE]" where the gateway said so."""
+        response = await self.chat(stream=True, **body)
+        assert response.status_code == 200, response.text
+        return events_of(response.content)
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample by its name and labels, as Prometheus' text format writes them."""
+        text = (await self.client.get(f"{self.admin_url}/metrics")).text
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
+
+    async def settled(self, name: str, value: float, within_s: float = 2.0) -> None:
+        """Waits until a sample has this value."""
+        seen: float | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while (seen := (await self.metrics()).get(name)) != value:
+                    await asyncio.sleep(0.01)
+        assert seen == value, f"{name} is {seen}, not {value}"
+
+
+HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+IN_FLIGHT = 'interlock_inflight_requests{model="m",engine="e"}'
+
+
+def events_of(body: bytes) -> list[Any]:
+    """The data of each server-sent event, decoded but for the terminator."""
+    return ["[DONE]" if event.data == b"[DONE]" else decode(event.data) for event in SseReader().feed(body)]
+
+
+def outcome(name: str, engine: str = "e", model: str = "m") -> str:
+    """The sample that counts requests with this outcome."""
+    return f'interlock_requests_total{{model="{model}",engine="{engine}",dialect="openai_chat",outcome="{name}"}}'
+
+
+def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | None = None, **changed: Any) -> Settings:
+    """Settings of one model `m` on one engine `e`. Keys of `changed` are the model's, but for those that name a section."""
+    sections = {name: changed.pop(name) for name in ("server", "timeouts", "limits") if name in changed}
+    source = {"format": "engine"} if kind == "openai" else {"source": str(smollm2_file())}
+    model = {"name": "m", **source, "engines": [{"id": "e", "url": url, "kind": kind, **(engine or {})}], **changed}
+    server = {"port": 0, "admin_port": 0, "drain_s": 1, **sections.pop("server", {})}
+    return Settings.model_validate({"server": server, "models": [model], **sections})
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, *, wait: bool = True) -> AsyncIterator[Served]:
+    """The gateway of these settings, once its engines are ready."""
+    sockets = bind_both(settings.server)
+    url, admin = (f"http://127.0.0.1:{port_of(each)}" for each in sockets)
+    stop, started = asyncio.Event(), asyncio.Event()
+    found: list[Gateway] = []
+
+    async def on_ready(gateway: Gateway, _port: int) -> None:
+        found.append(gateway)
+        while wait and not all(gateway.registry.view(model.name).ready for model in gateway.models):
+            await gateway.registry.changed()
+        started.set()
+
+    running = asyncio.create_task(serve(settings, os.environ, sockets, stop, on_ready))
+    waiting = asyncio.create_task(started.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    if running.done():
+        waiting.cancel()
+        running.result()
+    assert started.is_set(), "the gateway did not become ready"
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
+            yield Served(url, admin, client, found[0], stop)
+    finally:
+        stop.set()
+        await running
+
+
+@contextlib.asynccontextmanager
+async def scripted(**changed: Any) -> AsyncIterator[tuple[ScriptedEngine, Served]]:
+    """A scripted engine and the gateway in front of it."""
+    async with ScriptedEngine().running() as engine, serving(settings_for(engine.url, **changed)) as served:
+        yield engine, served

@@ -1,0 +1,12 @@
+"""Parts wired for tests without a settings file."""
+
+from yarl import URL
+
+from engines.registry import adapters
+from gateway.fleet.registry import Member, Registry
+
+
+def fleet(*ids: str, model: str = "m", url: str = "http://127.0.0.1:9", kind: str = "llamacpp") -> Registry:
+    """A registry of engines that are not ready yet."""
+    engine = adapters()[kind]
+    return Registry([Member(id=each, model=model, engine=engine, root=URL(url)) for each in ids])
