@@ -1,0 +1,170 @@
+"""What one render of an untrusted template may use: steps, characters, and the size of any one value.
+
+Invariant: an operation that could make a value larger than its inputs together is checked before it runs. So a render ends after
+at most `steps` steps with values of at most `value_chars` characters. What is not counted is the cost of one step on such a
+value (a comparison, `in`, a slice): that needs a limit in seconds, which only a process that can be killed gives.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Caps on one render. `made_chars` is the sum over all strings made on the way, thrown away or not."""
+
+    steps: int = 1_000_000
+    made_chars: int = 256_000_000
+    value_chars: int = 16_000_000
+    items: int = 1_000_000
+    number_bits: int = 256
+    padding: int = 10_000
+
+
+class OverBudget(Exception):
+    """The render would use more than its limits allow; the message says which."""
+
+
+_WIDE_FIELD = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a width of five digits, or one taken from the arguments
+_PADDED = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "batch", "slice"})
+_TO_TEXT = frozenset(
+    {"tojson", "string", "join", "format", "pprint", "upper", "lower", "trim", "replace", "urlencode", "xmlattr"}
+)
+
+
+class Budget:
+    """The counters of one render."""
+
+    __slots__ = ("_chars", "_limits", "_steps")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._steps = limits.steps
+        self._chars = limits.made_chars
+
+    def step(self, cost: int = 1, chars: int = 0) -> None:
+        """Counts work that is about to be done."""
+        self._steps -= cost
+        self._chars -= chars
+        if self._steps < 0:
+            raise OverBudget(f"it takes more than {self._limits.steps} steps")
+        if self._chars < 0:
+            raise OverBudget(f"it makes more than {self._limits.made_chars} characters")
+
+    def made(self, value: object) -> None:
+        """Counts a new value."""
+        match value:
+            case str():
+                self._fits(len(value))
+            case list() | tuple() | dict():
+                self._few(len(value))
+                self.step(1 + len(value) // 8)
+            case bool():
+                pass
+            case int():
+                self._short(value.bit_length())
+
+    def written(self, value: object) -> None:
+        """Counts a value as text, nested values included, each as often as it would be written."""
+        if isinstance(value, str):
+            self._fits(len(value))
+            return
+        left = [value]
+        chars = 0
+        while left:
+            item = left.pop()
+            self.step()
+            if isinstance(item, str):
+                chars += len(item)
+                self._within(chars)
+            elif isinstance(item, Mapping):
+                left.extend(item.keys())
+                left.extend(item.values())
+            elif isinstance(item, list | tuple | set):
+                left.extend(item)
+        self._fits(chars)
+
+    def function(self, name: str, value: object, arguments: Iterable[object]) -> None:
+        """Before a filter, or a method of the value: its work is bounded by what it is given."""
+        given = list(arguments)
+        self.step(1 + (len(value) // 64 if isinstance(value, Sized) else 0))
+        if name in _PADDED:
+            for argument in given:
+                if isinstance(argument, int) and abs(argument) > self._limits.padding:
+                    raise OverBudget(f"{name} is asked for more than {self._limits.padding}")
+        if name in _TO_TEXT:
+            self.written(value)
+            self.written(given)
+        if name in {"format", "format_map"} and isinstance(value, str):
+            self._plain_format(value)
+        self._grows(name, value, given)
+
+    def counted(self, values: Iterator[T]) -> Iterator[T]:
+        """The values of a generator, each counted as it is drawn."""
+        for value in values:
+            self.step(1, len(value) if isinstance(value, str) else 0)
+            yield value
+
+    def operation(self, operator: str, left: object, right: object) -> None:
+        """Before `left operator right`."""
+        self.step()
+        match operator, left, right:
+            case "+", str(), str():
+                self._fits(len(left) + len(right))
+            case "+", (list() | tuple()), (list() | tuple()):
+                self._few(len(left) + len(right))
+            case "%", str(), _:
+                self._plain_format(left)
+                self.written(left)
+                self.written(right)
+            case "*", (str() | list() | tuple()), int():
+                self._repeated(left, right)
+            case "*", int(), (str() | list() | tuple()):
+                self._repeated(right, left)
+            case "*", int(), int():
+                self._short(left.bit_length() + right.bit_length())
+            case "**", int(), int():
+                self._short(left.bit_length() * max(right, 1))
+
+    def _grows(self, name: str, value: object, given: list[object]) -> None:
+        """The functions that can write an argument many times."""
+        texts = [argument for argument in given if isinstance(argument, str)]
+        if name == "replace" and isinstance(value, str) and len(texts) > 1:
+            self._within(len(value) + value.count(texts[0]) * len(texts[1]))
+        elif name == "join" and given:  # a list and its separator, in this order or, as a method, in the other
+            sizes = [len(side) if isinstance(side, Sized) else self._limits.steps for side in (value, given[0])]
+            self._within(sizes[0] * sizes[1])
+        elif name in {"indent", "wordwrap"} and isinstance(value, str):
+            self._within(len(value) * (1 + max((len(text) for text in texts), default=0)))
+
+    def _repeated(self, value: str | list[object] | tuple[object, ...], count: int) -> None:
+        size = len(value) * max(count, 0)
+        if isinstance(value, str):
+            self._fits(size)
+        else:
+            self._few(size)
+            self.step(size // 8)
+
+    def _plain_format(self, text: str) -> None:
+        if _WIDE_FIELD.search(text):
+            raise OverBudget("a format string has a field of unbounded width")
+
+    def _fits(self, chars: int) -> None:
+        self._within(chars)
+        self.step(0, chars)
+
+    def _within(self, chars: int) -> None:
+        if chars > self._limits.value_chars:
+            raise OverBudget(f"it makes a text of more than {self._limits.value_chars} characters")
+
+    def _few(self, items: int) -> None:
+        if items > self._limits.items:
+            raise OverBudget(f"it makes a list of more than {self._limits.items} items")
+
+    def _short(self, bits: int) -> None:
+        if bits > self._limits.number_bits:
+            raise OverBudget(f"it makes a number of more than {self._limits.number_bits} bits")

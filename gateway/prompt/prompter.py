@@ -1,0 +1,150 @@
+"""A request to the prompt of one model: text, ids, stop ids and what the engine must enforce.
+
+Invariant: `prompt` gives a Prompt or raises BadRequest that names the field; the same request gives the same prompt (but for the
+date, where the template asks for it); there is at most one BOS.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from gateway.errors import BadRequest, ModelFileError, shown
+from gateway.formats.base import CallSyntax
+from gateway.prompt.constrain import call_answer, restate
+from gateway.prompt.normalize import Turn, fit, template_kwargs, tool_dict, turns
+from gateway.prompt.probe import Capabilities, probe
+from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
+from gateway.prompt.template import ChatTemplate
+from gateway.prompt.tokenizer import Tokenizer
+from gateway.request import Constraint, GenerateRequest, Prompt, ToolSpec
+
+ToolMode = Literal["native", "constrained"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """One of the model's templates, and what it can do."""
+
+    template: ChatTemplate
+    can: Capabilities
+
+
+class Prompter:
+    """Speaks to one model. Calls may come from several threads."""
+
+    def __init__(self, files: ModelFiles, *, tools: ToolMode, syntax: CallSyntax | None, clock: Callable[[], datetime]) -> None:
+        """Raises ModelFileError for a template that does not compile or does not render one user message."""
+        if tools == "constrained" and syntax is None:
+            raise ModelFileError("tools: constrained needs a format whose calls are JSON objects in a wrapper.")
+        self._files = files
+        self._mode = tools
+        self._syntax = syntax
+        self._voice = _voice(files, DEFAULT, clock)
+        native_tools = tools == "native" and TOOL_USE in files.templates
+        self._tool_voice = _voice(files, TOOL_USE, clock) if native_tools else self._voice
+        self._stop_texts = {token_id: files.tokenizer.text_of(token_id) for token_id in sorted(files.stop_ids)}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the template does with each kind of message; the one for tools, where the model has one of its own."""
+        return self._tool_voice.can
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's vocabulary."""
+        return self._files.tokenizer
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """Text to id of the tokens that are cut out of the text first."""
+        return self._files.tokenizer.special_ids
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The model's context length, None where its files do not say. The engine's own may be smaller."""
+        return self._files.context_tokens
+
+    def prompt(self, request: GenerateRequest) -> Prompt:
+        """Raises BadRequest with the field. With `tool_choice: none` the tools are not shown to the model."""
+        offered = _offered(request)
+        voice = self._tool_voice if offered else self._voice
+        constraint = self._constraint(request, offered, voice.can)
+        conversation, tools = self._stated(turns(request.messages), offered)
+        messages, notes = fit(conversation, voice.can)
+        switches, unread = template_kwargs(request.template_kwargs, voice.template.variables)
+        text = voice.template.render(
+            {
+                **self._files.specials,
+                **switches,
+                "messages": messages,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
+        )
+        return self._finished(text, voice.can.opening, constraint, (*notes, *unread))
+
+    def _stated(self, conversation: list[Turn], offered: tuple[ToolSpec, ...]) -> tuple[list[Turn], list[dict[str, Any]] | None]:
+        """The conversation, and the tools for the template where it shows them itself."""
+        if self._mode == "constrained" and self._syntax is not None:
+            return restate(conversation, offered, self._syntax), None
+        return conversation, [tool_dict(tool) for tool in offered] or None
+
+    def _constraint(self, request: GenerateRequest, offered: tuple[ToolSpec, ...], can: Capabilities) -> Constraint | None:
+        if not offered:
+            return request.answer
+        if self._mode == "native" and can.tools != "yes":
+            raise BadRequest(
+                "The model's chat template ignores tools, so that it would never see them. With `tools: constrained` in the "
+                "model's settings the gateway states them itself.",
+                param="tools",
+            )
+        if request.answer is not None:
+            raise BadRequest(
+                "response_format cannot be enforced together with tools; leave one out or set tool_choice to none.",
+                param="response_format",
+            )
+        if self._mode == "native" and request.tool_choice.mode == "auto":
+            return None
+        if self._syntax is None:
+            raise BadRequest(
+                f"tool_choice {request.tool_choice.mode} cannot be enforced for this model's call format, only auto and none.",
+                param="tool_choice",
+            )
+        return call_answer(request, self._syntax)
+
+    def _finished(self, text: str, opening: str, constraint: Constraint | None, notes: tuple[str, ...]) -> Prompt:
+        tokenizer, bos = self._files.tokenizer, self._files.bos
+        if bos is not None and not text.startswith(bos):
+            text = bos + text
+        lost = tokenizer.lost(text)
+        if lost:
+            notes = (*notes, f"{len(lost)} bytes of the prompt have no token in the model's vocabulary and are left out")
+        begin = text.rfind(opening) if opening else -1
+        return Prompt(
+            text=text,
+            ids=tokenizer.encode(text),
+            stop_ids=self._files.stop_ids,
+            stop_texts=self._stop_texts,
+            constraint=constraint,
+            notes=notes,
+            tail=text[begin:] if begin >= 0 else "",
+        )
+
+
+def _voice(files: ModelFiles, name: str, clock: Callable[[], datetime]) -> _Voice:
+    template = ChatTemplate(files.templates[name], clock)
+    return _Voice(template, probe(template, files.specials))
+
+
+def _offered(request: GenerateRequest) -> tuple[ToolSpec, ...]:
+    """The tools that the model may see. Raises BadRequest for a choice that they cannot satisfy."""
+    choice = request.tool_choice
+    if choice.mode in {"required", "named"} and not request.tools:
+        raise BadRequest("tool_choice asks for a tool call, but there are no tools.", param="tool_choice")
+    known = {tool.name for tool in request.tools}
+    for name in choice.names:
+        if name not in known:
+            raise BadRequest(f"tool_choice names {shown(name)}, which is not among the tools.", param="tool_choice")
+    return () if choice.mode == "none" else request.tools

@@ -1,0 +1,213 @@
+"""Text to token ids and back, for vocabularies of GGUF files and of Hugging Face's `tokenizer.json`.
+
+Invariant: `encode` adds no token of its own, BOS included, and special tokens written in the text become their ids. A detokeniser
+gives each byte once, in order, whatever the ids are: a character that several tokens share comes out whole, when its last byte
+is there.
+"""
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from tokenizers import AddedToken, Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import ByteLevel, DecodeStream
+from tokenizers.pre_tokenizers import PreTokenizer as Splitter
+
+from gateway.errors import ModelFileError, shown
+from gateway.prompt.gguf import Metadata, get, get_list
+from gateway.prompt.pretokenize import PreTokenizer, pre_tokenizer
+
+_ADDED_TYPES: Mapping[int, bool] = {
+    2: True,
+    3: True,
+    4: False,
+}  # unknown, control and user-defined tokens are cut out first -> special?
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's alphabet: each byte's printable character. Bytes that print stand for themselves, the others follow U+0100."""
+    printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTE_OF: Mapping[str, int] = MappingProxyType(_byte_characters())
+_TO_LATIN1 = MappingProxyType({ord(character): byte for character, byte in _BYTE_OF.items()})
+
+
+class Detokenizer(Protocol):
+    """One answer's ids to text."""
+
+    def add(self, token_id: int) -> str:
+        """The text that this id completes; empty while a character is not whole."""
+
+    def finish(self) -> str:
+        """What is left: U+FFFD for a character that never became whole."""
+
+
+class Tokenizer:
+    """A model's vocabulary. Made by `from_gguf` or `from_json`."""
+
+    def __init__(self, backend: Backend) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special_ids = MappingProxyType({text: token_id for token_id, text in self._added.items()})
+        self._size = max([*backend.get_vocab(with_added_tokens=True).values(), -1]) + 1
+        self._byte_level = isinstance(backend.decoder, ByteLevel)
+        self._bytes = [self._bytes_of(token_id) for token_id in range(self._size)] if self._byte_level else []
+        held = set().union(*(piece for piece in self._bytes if len(piece) == 1)) if self._byte_level else range(256)
+        self._held = bytes(sorted(held))
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        return self._size
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """Text to id, of every token that is cut out of the text before anything else."""
+        return self._special_ids
+
+    def id_of(self, text: str) -> int | None:
+        """The id of the token with exactly this text in the vocabulary's own spelling, if there is one."""
+        return self._backend.token_to_id(text)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of this text. Releases the interpreter lock while it works."""
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return tuple(encoding.ids)
+
+    def adds_bos(self, bos_id: int) -> bool:
+        """Whether the vocabulary's own rules put this token before a text."""
+        (encoding,) = self._backend.encode_batch_fast(["a"], add_special_tokens=True)
+        return bool(encoding.ids) and encoding.ids[0] == bos_id
+
+    def lost(self, text: str) -> bytes:
+        """The bytes of this text that no token of the vocabulary holds: the model cannot see them."""
+        return text.encode().translate(None, self._held)
+
+    def text_of(self, token_id: int) -> str:
+        """A token's text; U+FFFD for what is part of a character; empty for an id that the vocabulary lacks."""
+        if not 0 <= token_id < self._size:
+            return ""
+        if self._byte_level:
+            return self._bytes[token_id].decode("utf-8", "replace")
+        return self._added.get(token_id) or self._backend.decode([token_id], skip_special_tokens=False)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one, for one answer."""
+        return _ByteTable(self._bytes) if self._byte_level else _Stream(self._backend)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None:
+            return added.encode()
+        spelling = self._backend.id_to_token(token_id) or ""
+        if all(character in _BYTE_OF for character in spelling):
+            return spelling.translate(_TO_LATIN1).encode("latin-1")
+        return spelling.encode()
+
+
+class _ByteTable:
+    """Exact for byte-level vocabularies: each id is its bytes."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token_id: int) -> str:
+        piece = self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _Stream:
+    """For vocabularies whose spacing depends on the neighbours (SentencePiece)."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._ids: list[int] = []
+        self._given = 0
+
+    def add(self, token_id: int) -> str:
+        text = self._stream.step(self._backend, token_id) or ""
+        self._ids = [] if text else [*self._ids, token_id]
+        return text
+
+    def finish(self) -> str:
+        held, self._ids = self._ids, []
+        return self._backend.decode(held, skip_special_tokens=False) if held else ""
+
+
+def from_json(data: bytes) -> Tokenizer:
+    """From the bytes of a `tokenizer.json`. Raises ModelFileError."""
+    try:
+        return Tokenizer(Backend.from_buffer(data))
+    except Exception as error:  # the library raises bare Exception for every fault of the file
+        raise ModelFileError(f"tokenizer.json cannot be read: {error}") from None
+
+
+def from_gguf(metadata: Metadata) -> Tokenizer:
+    """From a GGUF file's arrays. Raises ModelFileError with the reason."""
+    kind = get(metadata, "tokenizer.ggml.model", str)
+    if kind is None:
+        raise ModelFileError("The GGUF file holds no tokenizer (tokenizer.ggml.model is missing).")
+    if kind != "gpt2":
+        name = "SentencePiece ('llama')" if kind == "llama" else shown(kind)
+        raise ModelFileError(f"GGUF tokenizers of the kind {name} cannot be read yet, only byte-level BPE ('gpt2').")
+    rules = pre_tokenizer(get(metadata, "tokenizer.ggml.pre", str))
+    tokens = _required(metadata, "tokenizer.ggml.tokens")
+    vocabulary = {text: token_id for token_id, text in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ModelFileError("The GGUF vocabulary has a token twice (tokenizer.ggml.tokens).")
+    backend = Backend(_bpe(vocabulary, _required(metadata, "tokenizer.ggml.merges"), rules))
+    backend.decoder = ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(_splitters(rules, vocabulary))
+    backend.add_tokens(_added_tokens(tokens, metadata))
+    return Tokenizer(backend)
+
+
+def _required(metadata: Metadata, key: str) -> list[str]:
+    values = get_list(metadata, key, str)
+    if not values:
+        raise ModelFileError(f"The GGUF file holds no tokenizer: {key} is missing or empty.")
+    return values
+
+
+def _bpe(vocabulary: dict[str, int], lines: Iterable[str], rules: PreTokenizer) -> models.BPE:
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines):
+        left, space, right = line.partition(" ")
+        if not (left and space and right) or left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise ModelFileError(f"The GGUF file's merge number {number}, {shown(line)}, does not fit its vocabulary.")
+        merges.append((left, right))
+    return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rules.whole_words)
+
+
+def _splitters(rules: PreTokenizer, vocabulary: Mapping[str, int]) -> list[Splitter]:
+    splitters: list[Splitter] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
+    splitters.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rules.gpt2))
+    missing = "".join(character for character in _BYTE_OF if character not in vocabulary)
+    if missing:
+        # A byte without a token is dropped; its neighbours must not merge over the gap, as they do not in llama.cpp.
+        splitters.append(pre_tokenizers.Split(Regex("[" + "".join(f"\\x{{{ord(c):X}}}" for c in missing) + "]"), "isolated"))
+    return splitters
+
+
+def _added_tokens(tokens: Sequence[str], metadata: Metadata) -> list[AddedToken]:
+    types = get_list(metadata, "tokenizer.ggml.token_type", int)
+    if types is None or len(types) != len(tokens):
+        raise ModelFileError("The GGUF file's tokenizer.ggml.token_type does not have one entry a token.")
+    return [
+        AddedToken(text, special=_ADDED_TYPES[kind], normalized=False)
+        for text, kind in zip(tokens, types, strict=True)
+        if kind in _ADDED_TYPES and text
+    ]
