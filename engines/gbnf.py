@@ -1,0 +1,82 @@
+"""A constraint as a grammar in GBNF, the language of llama.cpp.
+
+Invariant: what the grammar admits is one JSON value, or calls that hold one each, and it satisfies every part of the schema that
+a grammar can say. The rest is left to validation of the answer: `pattern`, `format`, bounds of numbers that are not integers,
+`multipleOf`, `uniqueItems`, `contains`, `not`, `if`/`then`/`else`, `propertyNames`, the exclusiveness of `oneOf`, and repetitions
+over `Limits.repeat`. An object that declares properties gets no others: narrower than JSON Schema, but within it.
+"""
+
+import hashlib
+from collections import OrderedDict
+
+from engines.grammar.cases import SchemaError
+from engines.grammar.text import avoiding, literal
+from engines.grammar.values import COLON, COMMA, Limits, Rules, Values
+from gateway.errors import BadRequest, shown
+from gateway.request import CallAnswer, Constraint, JsonAnswer, ToolSpec
+from gateway.wire.jsonio import encode
+
+
+class GrammarCache:
+    """Grammars by the value of their constraint; over `size`, the least recently used is dropped."""
+
+    def __init__(self, size: int = 64, limits: Limits | None = None) -> None:
+        self._size = size
+        self._limits = limits or Limits()
+        self._grammars: OrderedDict[bytes, str] = OrderedDict()
+
+    def grammar(self, constraint: Constraint) -> str:
+        """The grammar, built once for equal constraints. Raises BadRequest."""
+        key = hashlib.blake2b(encode([type(constraint).__name__, constraint])).digest()
+        grammar = self._grammars.get(key)
+        if grammar is None:
+            grammar = self._grammars[key] = gbnf(constraint, self._limits)
+            if len(self._grammars) > self._size:
+                self._grammars.popitem(last=False)
+        self._grammars.move_to_end(key)
+        return grammar
+
+
+def gbnf(constraint: Constraint, limits: Limits | None = None) -> str:
+    """The grammar of a constraint. Raises BadRequest where a schema is too large, points to nothing, or admits nothing."""
+    rules = Rules(limits or Limits())
+    try:
+        root = _calls(rules, constraint) if isinstance(constraint, CallAnswer) else _json(rules, constraint)
+    except SchemaError as error:
+        param = "tools" if isinstance(constraint, CallAnswer) else "response_format"
+        raise BadRequest(f"The schema in '{param}' cannot be enforced: {error}.", param=param) from None
+    return rules.text(root)
+
+
+def _json(rules: Rules, answer: JsonAnswer) -> str:
+    schema = {"type": "object"} if answer.schema is None else answer.schema
+    return Values(rules, schema).rule(schema)
+
+
+def _calls(rules: Rules, answer: CallAnswer) -> str:
+    """Calls; with `or_text`, text comes first that nowhere holds the opener, so that each call in an answer is a whole one."""
+    tools = " | ".join(_call(rules, answer, tool) for tool in answer.tools)
+    head = literal(f"{answer.opener}{{{encode(answer.name_key).decode()}")
+    call = rules.add(f"{head} {COLON} ({tools}) {literal('}' + answer.closer)}")
+    calls = call
+    if answer.max_calls is None:
+        calls += f" ({literal(answer.separator)} {call})*"
+    elif answer.max_calls > 1:
+        calls += f" ({literal(answer.separator)} {call}){{0,{answer.max_calls - 1}}}"
+    if not answer.or_text:
+        return calls
+    text = avoiding(answer.opener.strip() or "{", rules.new_name)
+    for name, body in text.items():
+        rules.put(name, body)
+    return f"{next(iter(text))} ({calls})?"
+
+
+def _call(rules: Rules, answer: CallAnswer, tool: ToolSpec) -> str:
+    """From the name's value to the end of the arguments. A tool that declares no parameters takes no arguments."""
+    schema = {"properties": {}} if tool.parameters is None else tool.parameters
+    try:
+        arguments = Values(rules, schema).rule({"allOf": [schema, {"type": "object"}]})
+    except SchemaError as error:
+        raise SchemaError(f"{error}, in the parameters of {shown(tool.name)}") from None
+    name, key = encode(tool.name).decode(), encode(answer.arguments_key).decode()
+    return rules.add(f"{literal(name)} {COMMA} {literal(key)} {COLON} {arguments}")

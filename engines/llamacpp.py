@@ -1,0 +1,201 @@
+"""llama.cpp's own `/completion`: token ids in, text out.
+
+Its stream drops ids where a character is made of several tokens, so that the text is the truth and ids are given only for chunks
+that are complete. An id that ends the turn is never among the dropped: it completes its own chunk. llama.cpp cannot stop at an id
+that it is told, and the gateway never sends `stop` strings, since those are matched on rendered text only.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engines.base import Call, Chunk, EngineFinish, EngineInfo, Traits, Work
+from engines.gbnf import GrammarCache
+from engines.refusal import ErrorObject, failure_in_stream, refusal
+from gateway.errors import BadRequest, EngineBroke, GatewayError
+from gateway.request import FinishReason, Sampling, Usage
+from gateway.wire.jsonio import Decoder, JsonError, encode
+from gateway.wire.sse import SseEvent
+
+_SEEDS = 2**32 - 1  # the largest 32-bit number means "random" to llama.cpp
+_FINISH: dict[str, FinishReason] = {"eos": "stop", "word": "stop", "limit": "length"}
+
+
+class LlamaCpp:
+    """The adapter. It keeps the grammars of the last tool sets."""
+
+    kind = "llamacpp"
+    traits = Traits(
+        takes_ids=True, streams_ids=False, takes_stop_ids=False, choices=False, constraints=frozenset({"json", "calls"})
+    )
+    health_path = "/health"
+    info_paths = ("/props",)
+
+    def __init__(self) -> None:
+        self._grammars = GrammarCache()
+
+    def call(self, work: Work) -> Call:
+        """Raises BadRequest for a constraint that no grammar can hold, and for `min_tokens`, which llama.cpp lacks."""
+        body: dict[str, Any] = {
+            "prompt": work.ids,
+            "stream": True,
+            "return_tokens": True,
+            "return_progress": True,
+            "cache_prompt": True,
+            "preserved_tokens": work.visible,
+            **_sampling(work.request.sampling, work.choice),
+        }
+        if work.max_tokens is not None:
+            body["n_predict"] = work.max_tokens
+        if work.model is not None:
+            body["model"] = work.model
+        if work.constraint is not None:
+            body["grammar"] = self._grammars.grammar(work.constraint)
+        return Call("/completion", encode(body))
+
+    def reader(self, work: Work) -> "LlamaCppReader":
+        """A fresh reader."""
+        return LlamaCppReader(work.stop_ids, work.visible)
+
+    def error(self, status: int, body: bytes) -> GatewayError:
+        """503 while the model loads; `exceed_context_size_error` with both sizes."""
+        return refusal(status, body)
+
+    def info(self, bodies: Sequence[bytes]) -> EngineInfo:
+        """From `/props`. The context is that of one slot."""
+        try:
+            props = _PROPS.decode(bodies[0])
+        except (JsonError, IndexError):
+            return EngineInfo()
+        name = props.model_alias or props.model_path
+        settings = props.default_generation_settings
+        return EngineInfo(
+            version=props.build_info or None,
+            model=name.replace("\\", "/").rpartition("/")[2] or None,
+            context_tokens=(settings.n_ctx or None) if settings else None,
+            slots=props.total_slots or None,
+        )
+
+
+ENGINE = LlamaCpp
+
+
+def _sampling(sampling: Sampling, choice: int) -> dict[str, Any]:
+    """llama.cpp's names for what the client gave. Each choice has a seed of its own."""
+    if sampling.min_tokens:
+        raise BadRequest("'min_tokens' is not supported by this model's engine.", param="min_tokens")
+    fields = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": None if sampling.seed is None else (sampling.seed + choice) % _SEEDS,
+        "logit_bias": sampling.logit_bias or None,
+        "ignore_eos": sampling.ignore_eos or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class _Timings(msgspec.Struct, gc=False):
+    cache_n: int = 0
+
+
+class _Progress(msgspec.Struct, gc=False):
+    cache: int = 0
+
+
+class _Step(msgspec.Struct, gc=False):
+    content: str = ""
+    tokens: list[int] = []
+    stop: bool = False
+    tokens_predicted: int = 0
+    tokens_evaluated: int = 0
+    stop_type: str = ""
+    timings: _Timings | None = None
+    prompt_progress: _Progress | None = None
+    error: ErrorObject | str | None = None
+
+
+class _Settings(msgspec.Struct):
+    n_ctx: int = 0
+
+
+class _Props(msgspec.Struct):
+    build_info: str = ""
+    model_alias: str = ""
+    model_path: str = ""
+    total_slots: int = 0
+    default_generation_settings: _Settings | None = None
+
+
+_STEP = Decoder(_Step)
+_PROPS = Decoder(_Props)
+
+
+class LlamaCppReader:
+    """Reads one stream. The tokens of its chunks add up to the engine's own count.
+
+    A stop id is reported one event later than it is seen: where llama.cpp knows it as an end of turn too, that event is the end,
+    with the engine's own usage, and the connection can be used again; elsewhere it is the next token, which is dropped.
+    """
+
+    def __init__(self, stop_ids: frozenset[int], visible: Sequence[str]) -> None:
+        self._stop_ids = stop_ids
+        self._visible = sorted(visible, key=len, reverse=True)
+        self._predicted = 0
+        self._cached = 0
+        self._stop_id: int | None = None
+        self.done = False
+
+    def chunk(self, event: SseEvent) -> Chunk | None:
+        """One event; None after the end."""
+        if self.done:
+            return None
+        try:
+            step = _STEP.decode(event.data)
+        except JsonError as error:
+            raise EngineBroke(f"The engine sent an event that is not what its protocol says: {error.message}.") from None
+        if step.error is not None:
+            raise failure_in_stream(step.error)
+        if step.prompt_progress is not None:
+            self._cached = step.prompt_progress.cache
+            return Chunk()
+        if step.stop:
+            return self._end(step)
+        if self._stop_id is not None:
+            return Chunk(stop_id=self._stop_id, usage=Usage(step.tokens_evaluated, self._predicted, self._cached))
+        return self._token(step)
+
+    def _token(self, step: _Step) -> Chunk:
+        rise = step.tokens_predicted - self._predicted
+        if rise < 0:
+            raise EngineBroke("The engine's count of tokens fell.")
+        self._predicted = step.tokens_predicted
+        text, tokens = step.content, step.tokens
+        if rise and not self._stop_ids.isdisjoint(tokens):
+            self._stop_id = next(token for token in tokens if token in self._stop_ids)
+            text = self._before_stop(text)
+        return Chunk(text=text, tokens=rise, ids=tuple(tokens) if len(tokens) == rise else None)
+
+    def _before_stop(self, text: str) -> str:
+        """The text of a chunk whose last token ends the turn, without that token's own text where it was made visible."""
+        return next((text.removesuffix(shown) for shown in self._visible if text.endswith(shown)), text)
+
+    def _end(self, step: _Step) -> Chunk:
+        reason = _FINISH.get(step.stop_type)
+        if reason is None:
+            raise EngineBroke("The engine ended without saying why.")
+        self.done = True
+        rise = max(step.tokens_predicted - self._predicted, 0)
+        cached = step.timings.cache_n if step.timings is not None else self._cached
+        return Chunk(
+            text=step.content,
+            tokens=rise,
+            stop_id=self._stop_id,
+            finish=EngineFinish(reason),
+            usage=Usage(step.tokens_evaluated, step.tokens_predicted, cached),
+        )
