@@ -1,6 +1,7 @@
 # One word for each thing that a user or a contributor does. Everything is installed into .venv, from locks with hashes.
 PYTHON ?= python3
 PORT ?= 8080
+BENCH ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PURE := gateway/wire/*,gateway/dialects/*,gateway/prompt/*,gateway/formats/*,gateway/routing/*
@@ -24,7 +25,7 @@ lint: .venv/.dev docs-check  ## style, types and architecture
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
 bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy
-	$(BIN)/python tests/perf/bench.py
+	PYTHONPATH=tests $(BIN)/python -m perf.bench $(BENCH)
 
 services:  ## the Debian programs that tests need
 	scripts/services

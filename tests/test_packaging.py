@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-LOADED_BY_NAME = {"httptools", "uvloop"}  # uvicorn loads them
+LOADED_BY_NAME = {"httptools"}  # uvicorn loads it
+PART_OF = {"pydantic-core": "pydantic"}  # pydantic asks for exactly one version of it
 TOOLS = {"mypy", "ruff", "build", "uv", "setuptools", "types-pyyaml", "pytest-asyncio", "pytest-cov", "pytest-timeout"}
 
 
@@ -33,7 +34,8 @@ def distributions(*folders: str) -> set[NormalizedName]:
     trees = [ast.parse(file.read_text()) for folder in folders for file in (ROOT / folder).rglob("*.py")]
     modules = {alias.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    return {canonicalize_name(by_module[top][0]) for each in modules if (top := each.split(".")[0]) in by_module} - {"interlock"}
+    found = {by_module[top][0] for each in modules if (top := each.split(".")[0]) in by_module}
+    return {canonicalize_name(PART_OF.get(each.replace("_", "-"), each)) for each in found} - {canonicalize_name("interlock")}
 
 
 @pytest.fixture(scope="module")
