@@ -162,3 +162,10 @@ def test_raw_parts_are_kept_byte_for_byte() -> None:
     assert {name: bytes(part) for name, part in parts.items()} == {"a": b"[1.0, 2e1]", "b": b'"\\u00e9"'}
     assert jsonio.encode(parts) == b'{"a":[1.0, 2e1],"b":"\\u00e9"}'
     assert jsonio.decode(parts["a"]) == [1.0, 20.0]
+
+
+@given(values)
+def test_text_is_spaced_as_the_standard_library_spaces_it(value: Any) -> None:
+    assert jsonio.dumps(value) == json.dumps(value, ensure_ascii=False)
+    options: dict[str, Any] = {"ensure_ascii": True, "indent": 2, "separators": (",", ": "), "sort_keys": True}
+    assert jsonio.dumps(value, **options) == json.dumps(value, **options)
