@@ -429,7 +429,7 @@ def doublings(count: int) -> str:
         (doublings(60), "values, repeated aliases included"),
         ("a: &a [*a]", "nested too deeply"),
         ("a: &a {<<: *a}", "nested too deeply"),
-        ("[" * 400, "nested too deeply"),
+        ("[" * 700, "nested too deeply"),
         ("a: " + "[" * 20 + "]" * 20, "nested too deeply"),
         ("a: [" + "1," * 10_000 + "]", "over 10000 values"),
         ("#" * (MAX_FILE_BYTES + 1), f"the file is over {MAX_FILE_BYTES} bytes"),
