@@ -16,7 +16,8 @@ from gateway.request import Delta, GenerateRequest, Usage
 class Limits:
     """Caps on what one request may ask, from `limits` in the settings.
 
-    `schema_values` and `schema_depth` bound one JSON Schema: how many values it holds and how deep they nest.
+    `fields` bounds the names at the top of the body. `schema_values` and `schema_depth` bound one JSON Schema: how many values
+    it holds and how deep they nest.
     """
 
     n: int = 8
@@ -27,6 +28,7 @@ class Limits:
     messages: int = 10_000
     logit_bias: int = 1024
     template_kwargs: int = 32
+    fields: int = 256
     schema_values: int = 10_000
     schema_depth: int = 64
 

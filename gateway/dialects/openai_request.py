@@ -35,6 +35,7 @@ _ROLES: Mapping[str, Role] = {
 }
 _PART_VALUES: Mapping[str, type] = {"text": str, "refusal": str, "image_url": dict, "input_audio": dict, "file": dict}
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_BIAS_BYTES = 64  # more than one entry of `logit_bias` takes, however it is spaced
 _TINY = 5e-324  # the smallest number above 0
 _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("temperature", 0, 2, "between 0 and 2"),
@@ -62,8 +63,8 @@ def parse(data: bytes, limits: Limits) -> GenerateRequest:
     try:
         data.decode()  # a typed decoder skips unknown fields without a look at their UTF-8
         fields = _outline.decode(data)
+        _bound_sizes(fields, limits)
         checks.refuse(checks.given(fields))
-        _bound_lists(fields, limits)
         return _request(data, fields, _body.decode(data), limits)
     except UnicodeDecodeError as error:
         raise BadRequest(f"The request body: not valid UTF-8 at byte {error.start}.") from None
@@ -71,12 +72,20 @@ def parse(data: bytes, limits: Limits) -> GenerateRequest:
         raise checks.unreadable(error) from None
 
 
-def _bound_lists(fields: Mapping[str, Raw], limits: Limits) -> None:
-    """Refuses long lists before their items cost anything."""
-    for name, limit in (("messages", limits.messages), ("tools", limits.tools), ("functions", limits.tools)):
+def _bound_sizes(fields: Mapping[str, Raw], limits: Limits) -> None:
+    """Refuses what is too long before its items cost anything."""
+    if len(fields) > limits.fields:
+        raise BadRequest(f"The request body: at most {limits.fields} fields, got {len(fields)}.")
+    for name, limit, what in (
+        ("messages", limits.messages, "messages"),
+        ("tools", limits.tools, "tools"),
+        ("functions", limits.tools, "functions"),
+        ("stop", limits.stop, "stop strings"),
+    ):
         value = bytes(fields.get(name, b""))
         if value.startswith(b"["):
-            checks.at_most(name, len(_items.decode(value)), limit, name)
+            checks.at_most(name, len(_items.decode(value)), limit, what)
+    checks.at_most("logit_bias", len(bytes(fields.get("logit_bias", b""))), _BIAS_BYTES * (limits.logit_bias + 1), "bytes")
 
 
 def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Limits) -> GenerateRequest:
@@ -290,7 +299,6 @@ def _stop(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ...]:
     if stop is None:
         return ()
     stops = {"stop": stop} if isinstance(stop, str) else {f"stop[{index}]": text for index, text in enumerate(stop)}
-    checks.at_most("stop", len(stops), limits.stop, "stop strings")
     for param, text in stops.items():
         checks.between(param, len(text), 1, limits.stop_chars, f"1 to {limits.stop_chars} characters long")
     return tuple(stops.values())

@@ -136,6 +136,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"7": True}}, "logit_bias.7", "between -100 and 100"),
     ({"logit_bias": {"7": "1"}}, "logit_bias.7", "between -100 and 100"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "at most 1024 entries"),
+    ({"logit_bias": {str(i): 1 for i in range(10_000)}}, "logit_bias", "at most 65600 bytes"),
     # tools
     ({"tools": {}}, "tools", "expected an array"),
     ({"tools": [tool(f"f{i}") for i in range(257)]}, "tools", "at most 256 tools, got 257"),
@@ -233,6 +234,7 @@ def test_a_bad_field_is_named(fields: dict[str, Any], param: str, words: str) ->
     [
         (b"", "not valid JSON"),
         (b"[]", "expected an object, got an array"),
+        (body(**{f"field{i}": i for i in range(255)}), "at most 256 fields, got 257"),
         (b"hello", "not valid JSON"),
         (b'{"model":"m","messages":[', "not valid JSON"),
         (b"\xef\xbb\xbf" + body(), "not valid JSON"),
@@ -712,7 +714,7 @@ def test_what_is_written_is_read(request: GenerateRequest) -> None:
         ({"messages": [HI] * 100_000}, "messages"),
         ({"tools": [tool(f"f{i}") for i in range(10_000)]}, "tools"),
         ({"stop": ["x"] * 100_000}, "stop"),
-        ({"logit_bias": {str(i): 1 for i in range(100_000)}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1_000_000)}}, "logit_bias"),
     ],
 )
 def test_oversized_lists_cost_little(fields: dict[str, Any], param: str) -> None:
