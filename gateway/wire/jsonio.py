@@ -7,6 +7,7 @@ typed decoder skips, or keeps as `Raw`, are checked for JSON's grammar but not f
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ Raw = msgspec.Raw
 
 _TYPES = re.compile("`([^`]*)`")
 _MISSING = re.compile("Object missing required field `(.*)`$")
-_WORDS = {
+_WORDS: Mapping[str, str] = {
     "str": "a string",
     "int": "an integer",
     "float": "a number",
