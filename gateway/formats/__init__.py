@@ -1,0 +1,1 @@
+"""How models write thoughts and tool calls: one data file a family, one machine for all."""

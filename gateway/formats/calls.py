@@ -1,0 +1,209 @@
+"""From what a codec reads to deltas: call numbers, ids, unknown tools, validation, and deltas held back.
+
+Invariant: a call that was started ends with `ToolCallEnd` or is abandoned with a failure; indices and ids are never used twice
+in what the client sees.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from msgspec.structs import replace
+
+from gateway.formats.base import ParseOptions
+from gateway.formats.cursor import Cursor
+from gateway.formats.schema import Parameters
+from gateway.request import (
+    ContentText,
+    Delta,
+    FailureKind,
+    ParseFailure,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+
+class Output:
+    """Deltas in the order of the model's text, neighbours of one text merged when they are taken.
+
+    A branch holds deltas back until it is known whether they count.
+    """
+
+    __slots__ = ("_branches", "_deltas")
+
+    def __init__(self) -> None:
+        self._deltas: list[Delta] = []
+        self._branches: list[list[Delta]] = []
+
+    def add(self, delta: Delta) -> None:
+        """One delta, as it is."""
+        self._deltas.append(delta)
+
+    def content(self, text: str) -> None:
+        """Visible text."""
+        if text:
+            self._deltas.append(ContentText(text))
+
+    def reasoning(self, text: str) -> None:
+        """Thought."""
+        if text:
+            self._deltas.append(ReasoningText(text))
+
+    def branch(self) -> None:
+        """Hold back what follows."""
+        self._branches.append(self._deltas)
+        self._deltas = []
+
+    def commit(self) -> None:
+        """What was held back counts."""
+        held, self._deltas = self._deltas, self._branches.pop()
+        self._deltas += held
+
+    def drop(self, *, keep_failures: bool) -> None:
+        """What was held back does not count; its failures may."""
+        held, self._deltas = self._deltas, self._branches.pop()
+        if keep_failures:
+            self._deltas += [delta for delta in held if type(delta) is ParseFailure]
+
+    def take(self) -> list[Delta]:
+        """All that counts so far."""
+        if not self._branches:
+            deltas, self._deltas = self._deltas, []
+        else:
+            deltas, self._branches[0] = self._branches[0], []
+        return deltas if len(deltas) < 2 else merged(deltas)
+
+
+def merged(deltas: Iterable[Delta]) -> list[Delta]:
+    """The same deltas with neighbouring pieces of one text as one."""
+    result: list[Delta] = []
+    pieces: list[str] = []
+    last: ReasoningText | ContentText | ToolCallArguments | None = None
+    for delta in [*deltas, None]:
+        if last is not None:
+            if type(delta) is type(last) and getattr(delta, "index", None) == getattr(last, "index", None):
+                pieces.append(delta.text)
+                continue
+            result.append(replace(last, text="".join(pieces)) if len(pieces) > 1 else last)
+            last = None
+        if isinstance(delta, ReasoningText | ContentText | ToolCallArguments):
+            last, pieces = delta, [delta.text]
+        elif delta is not None:
+            result.append(delta)
+    return result
+
+
+def nine_alnum(call_id: str) -> str:
+    """Nine letters and digits, the same for the same id."""
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+class Calls:
+    """The calls of one answer.
+
+    `index` is the number of the open call, or of the next. `raw_from` is the offset from where on the text is of no whole call:
+    it becomes content if the block is damaged. `pinned` while an earlier offset may be needed again.
+    """
+
+    def __init__(
+        self,
+        options: ParseOptions,
+        output: Output,
+        cursor: Cursor,
+        policy: Literal["random", "native", "nine_alnum"],
+        held_chars: int,
+    ) -> None:
+        self.index = 0
+        self.whole = 0
+        self.raw_from = 0
+        self.pinned = False
+        self.is_open = False
+        self.held_chars = held_chars
+        self.names = frozenset(tool.name for tool in options.tools)
+        self._output = output
+        self._cursor = cursor
+        self._policy = policy
+        self._hold = options.hold_arguments
+        self._new_id: Callable[[], str] = options.new_call_id
+        self._schemas = {tool.name: tool.parameters for tool in options.tools}
+        self._parameters: dict[str, Parameters] = {}
+        self._pieces: list[str] | None = None
+        self._mismatch = False
+        self._name = ""
+
+    @property
+    def sent(self) -> bool:
+        """Whether the client has deltas of the open call."""
+        return self.is_open and not self._hold
+
+    def parameters(self, name: str) -> Parameters:
+        """What the tool's schema says, read once an answer."""
+        known = self._parameters.get(name)
+        if known is None:
+            known = self._parameters[name] = Parameters(self._schemas.get(name))
+        return known
+
+    def begin(self) -> None:
+        """A block may begin at the cursor: from here on its text is kept."""
+        self.raw_from = self._cursor.offset
+        if not self.pinned:
+            self._cursor.keep()
+
+    def start(self, name: str, offset: int, native_id: str | None = None) -> None:
+        """The next call's name is known; it stands at `offset`."""
+        call_id = native_id if self._policy == "native" and native_id else self._new_id()
+        if self._policy == "nine_alnum":
+            call_id = nine_alnum(call_id)
+        if self._hold:
+            self._output.branch()
+        self.is_open = True
+        self._mismatch = False
+        self._name = name
+        self._pieces = [] if self.parameters(name).validates else None
+        self._output.add(ToolCallStart(self.index, call_id, name))
+        if name not in self.names:
+            self.fail("unknown_tool", offset, recovered=True)
+
+    def arguments(self, text: str) -> None:
+        """The next piece of the open call's arguments."""
+        if text:
+            if self._pieces is not None:
+                self._pieces.append(text)
+            self._output.add(ToolCallArguments(self.index, text))
+
+    def fail(self, kind: FailureKind, offset: int, *, recovered: bool) -> None:
+        """Count something about the open call, or the one that begins."""
+        self._mismatch = self._mismatch or kind == "schema_mismatch"
+        self._output.add(ParseFailure(kind, self.index, offset, recovered))
+
+    def end(self) -> None:
+        """The open call is whole; the text after it begins at the cursor."""
+        if self._pieces is not None and not self._mismatch and not self.parameters(self._name).accepts("".join(self._pieces)):
+            self.fail("schema_mismatch", self.raw_from, recovered=True)
+        self._output.add(ToolCallEnd(self.index))
+        if self._hold:
+            self._output.commit()
+        self.is_open = False
+        self._pieces = None
+        self.index += 1
+        self.whole += 1
+        self.begin()
+
+    def abandon(self, kind: FailureKind, offset: int) -> None:
+        """The open call, or the one that began, is none."""
+        if self.is_open and self._hold:
+            self._output.drop(keep_failures=True)
+        self._output.add(ParseFailure(kind, self.index if self.is_open else None, offset, False))
+        self.index += self.sent
+        self.is_open = False
+        self._pieces = None
+
+    def restore(self, index: int, whole: int) -> None:
+        """Forget the calls since then, and the open one."""
+        if self.is_open and self._hold:
+            self._output.drop(keep_failures=False)
+        self.index, self.whole = index, whole
+        self.is_open = False
+        self._pieces = None

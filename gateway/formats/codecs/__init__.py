@@ -1,0 +1,1 @@
+"""How arguments are written: one module a way."""

@@ -1,0 +1,302 @@
+"""Calls as JSON objects with a name and arguments, `{"name": …, "arguments": {…}}`, one a block or an array of them.
+
+Invariant: the arguments reach the client as the model wrote them, character by character as they are accepted; only a string that
+holds the object (unwrapped once) and null (given as `{}`) are not, and both are counted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.formats.calls import Calls
+from gateway.formats.codecs.json_text import JsonText
+from gateway.formats.cursor import Cursor, Kind
+from gateway.formats.spec import Damage, Progress
+from gateway.wire import jsonio
+
+_SPACE = " \t\n\r"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonInWrapper:
+    """`name_key` and `arguments_keys` may stand in any order; `ignored_keys` say nothing; other members are counted
+    `bad_header`. `id_key` holds the call's id for families with native ids. `array`: the objects stand in one JSON array, whose
+    end is the block's end where the block has no closer."""
+
+    name_key: str = "name"
+    arguments_keys: tuple[str, ...] = ("arguments",)
+    ignored_keys: tuple[str, ...] = ("id", "type")
+    id_key: str | None = None
+    array: bool = False
+
+    @property
+    def bare_openers(self) -> tuple[str, ...]:
+        """None: an object alone is text."""
+        return ()
+
+    def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
+        """Never asked, as there is no bare opener."""
+        return False
+
+    def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "WrapperReader":
+        """A reader for one block."""
+        return WrapperReader(self, closer, calls)
+
+
+class WrapperReader:
+    """Reads one block. Each state is a method; None from it means that another has taken over."""
+
+    def __init__(self, codec: JsonInWrapper, closer: str, calls: Calls) -> None:
+        self._codec = codec
+        self._closer = closer
+        self._calls = calls
+        self._state: Callable[[Cursor], Progress | None] = self._array if codec.array else self._object
+        self._value = JsonText()
+        self._value_at = 0
+        self._pieces: list[str] = []  # what is held of the value, key or arguments that are read now
+        self._held_chars = 0
+        self._after_value: Callable[[Cursor], Progress | None] = self._member
+        self._new_object()
+
+    def _new_object(self) -> None:
+        self._name: str | None = None
+        self._native_id: str | None = None
+        self._waiting: list[str] = []  # arguments that came before the name
+        self._has_arguments = False
+
+    def step(self, cursor: Cursor) -> Progress:
+        """Read on."""
+        while True:
+            progress = self._state(cursor)
+            if progress is not None:
+                return progress
+
+    def _next(self, cursor: Cursor) -> str:
+        """The next character that is no whitespace, unread; "" if there is none yet."""
+        text, pos = cursor.text, cursor.pos
+        end = len(text)
+        while pos < end and text[pos] in _SPACE:
+            pos += 1
+        cursor.advance(pos, "markup")
+        return text[pos] if pos < end else ""
+
+    def _invalid(self, cursor: Cursor) -> Damage:
+        return Damage("invalid_json", cursor.offset, cursor.offset)
+
+    def _take(self, cursor: Cursor, wanted: str, then: Callable[[Cursor], Progress | None]) -> Progress | None:
+        """One of the wanted characters, after whitespace."""
+        character = self._next(cursor)
+        if not character:
+            return "more"
+        if character not in wanted:
+            return self._invalid(cursor)
+        cursor.advance(cursor.pos + 1, "markup")
+        self._state = then
+        return None
+
+    def _array(self, cursor: Cursor) -> Progress | None:
+        return self._take(cursor, "[", self._first_item)
+
+    def _first_item(self, cursor: Cursor) -> Progress | None:
+        if self._next(cursor) == "]":
+            return self._take(cursor, "]", self._end_of_block)
+        return self._object(cursor)
+
+    def _object(self, cursor: Cursor) -> Progress | None:
+        self._new_object()
+        return self._take(cursor, "{", self._first_member)
+
+    def _first_member(self, cursor: Cursor) -> Progress | None:
+        if self._next(cursor) == "}":
+            return self._take(cursor, "}", self._end_of_object)
+        return self._member(cursor)
+
+    def _member(self, cursor: Cursor) -> Progress | None:
+        character = self._next(cursor)
+        if not character:
+            return "more"
+        if character != '"':
+            return self._invalid(cursor)
+        self._read_value(cursor, self._colon)
+        return None
+
+    def _colon(self, cursor: Cursor) -> Progress | None:
+        return self._take(cursor, ":", self._choose)
+
+    def _choose(self, cursor: Cursor) -> Progress | None:
+        """A member's value begins: its key says what to do with it."""
+        first = self._next(cursor)
+        if not first:
+            return "more"
+        key_at, codec = self._value_at, self._codec
+        key = self._decoded()
+        if key == codec.name_key and self._name is None:
+            self._read_value(cursor, self._end_of_name)
+        elif key in codec.arguments_keys and not self._has_arguments:
+            self._has_arguments = True
+            if first == "{":
+                self._read_arguments(cursor)
+            else:
+                self._read_value(cursor, self._end_of_held_arguments)
+        elif key is not None and key == codec.id_key:
+            self._read_value(cursor, self._end_of_id)
+        else:
+            if key == codec.name_key or key in codec.arguments_keys:
+                self._calls.fail("duplicate_key", key_at, recovered=False)
+            elif key not in codec.ignored_keys:
+                self._calls.fail("bad_header", key_at, recovered=False)
+            self._read_value(cursor, self._end_of_member)
+        return None
+
+    def _read_value(self, cursor: Cursor, then: Callable[[Cursor], Progress | None]) -> None:
+        """Read and hold one JSON value."""
+        self._value = JsonText()
+        self._value_at = cursor.offset
+        self._pieces = []
+        self._held_chars = 0
+        self._after_value = then
+        self._state = self._in_value
+
+    def _in_value(self, cursor: Cursor) -> Progress | None:
+        piece = self._scan(cursor, "markup")
+        self._pieces.append(piece)
+        if too_large := self._hold(piece):
+            return too_large
+        if self._value.failed:
+            return self._invalid(cursor)
+        if not self._value.done:
+            return None if self._value.repeated else "more"
+        self._state = self._after_value
+        return None
+
+    def _scan(self, cursor: Cursor, kind: Kind) -> str:
+        start = cursor.pos
+        stop = self._value.scan(cursor.text, start)
+        cursor.advance(stop, kind)
+        return cursor.text[start:stop]
+
+    def _hold(self, piece: str) -> Damage | None:
+        limit = self._calls.held_chars
+        self._held_chars += len(piece)
+        return Damage("value_too_large", self._value_at, self._value_at + limit) if self._held_chars > limit else None
+
+    def _decoded(self) -> str | None:
+        """The held value, if it is a string."""
+        try:
+            value = jsonio.decode("".join(self._pieces))
+        except (jsonio.JsonError, UnicodeEncodeError):  # a lone surrogate
+            return None
+        return value if isinstance(value, str) else None
+
+    def _end_of_member(self, cursor: Cursor) -> Progress | None:
+        self._pieces = []
+        return self._take(cursor, ",}", self._member if self._next(cursor) == "," else self._end_of_object)
+
+    def _end_of_id(self, cursor: Cursor) -> Progress | None:
+        self._native_id = self._decoded()
+        self._state = self._end_of_member
+        return None
+
+    def _end_of_name(self, cursor: Cursor) -> Progress | None:
+        name = self._decoded()
+        if not name:
+            return Damage("missing_name", self._value_at, cursor.offset)
+        self._name = name
+        self._calls.start(name, self._value_at, self._native_id)
+        for piece in self._waiting:
+            self._calls.arguments(piece)
+        self._waiting = []
+        self._state = self._end_of_member
+        return None
+
+    def _give(self, text: str) -> None:
+        """Arguments for the client, now or as soon as the name is known."""
+        if self._name is not None:
+            self._calls.arguments(text)
+        else:
+            self._waiting.append(text)
+
+    def _read_arguments(self, cursor: Cursor) -> None:
+        self._read_value(cursor, self._end_of_member)
+        self._state = self._in_arguments
+
+    def _in_arguments(self, cursor: Cursor) -> Progress | None:
+        """The arguments are an object: each piece goes on at once."""
+        piece = self._scan(cursor, "arguments")
+        if self._name is None and (too_large := self._hold(piece)):
+            return too_large
+        self._give(piece)
+        if self._value.repeated:
+            self._calls.fail("duplicate_key", cursor.offset, recovered=True)
+            return None
+        if self._value.failed:
+            return self._invalid(cursor)
+        if not self._value.done:
+            return "more"
+        self._state = self._end_of_member
+        return None
+
+    def _end_of_held_arguments(self, cursor: Cursor) -> Progress | None:
+        """The arguments are not an object: null is an empty one, a string may hold one."""
+        if "".join(self._pieces) == "null":
+            self._calls.fail("not_an_object", self._value_at, recovered=True)
+            self._give("{}")
+            self._state = self._end_of_member
+            return None
+        inner = self._decoded()
+        if inner is None:
+            return Damage("not_an_object", self._value_at, cursor.offset)
+        inner = inner.strip(_SPACE)
+        self._calls.fail("double_encoded", self._value_at, recovered=True)
+        self._state = self._end_of_member
+        if inner in ("", "null"):
+            self._give("{}")
+            return None
+        if not inner.startswith("{"):
+            return Damage("not_an_object", self._value_at, cursor.offset)
+        return self._give_inner(inner, cursor)
+
+    def _give_inner(self, inner: str, cursor: Cursor) -> Damage | None:
+        value = JsonText()
+        pos = 0
+        while pos < len(inner) and not (value.done or value.failed):
+            pos = value.scan(inner, pos)
+            if value.repeated:
+                self._calls.fail("duplicate_key", self._value_at, recovered=True)
+        if not value.done or pos < len(inner):
+            return Damage("invalid_json", self._value_at, cursor.offset)
+        self._give(inner)
+        return None
+
+    def _end_of_object(self, cursor: Cursor) -> Progress | None:
+        if self._name is None:
+            return Damage("missing_name", self._calls.raw_from, cursor.offset)
+        if not self._has_arguments:
+            self._calls.arguments("{}")
+        if self._codec.array:
+            self._calls.end()
+            self._state = self._after_item
+        elif self._closer:
+            self._state = self._end_of_block
+        else:
+            self._calls.end()
+            return "done"
+        return None
+
+    def _after_item(self, cursor: Cursor) -> Progress | None:
+        return self._take(cursor, ",]", self._object if self._next(cursor) == "," else self._end_of_block)
+
+    def _end_of_block(self, cursor: Cursor) -> Progress | None:
+        """The closer, or anything else where the model left it out."""
+        closer = self._closer
+        if closer:
+            self._next(cursor)
+            found = cursor.match(cursor.pos, (closer,))
+            if found == "":
+                return "more"
+            if found is None:
+                self._calls.fail("missing_closer", cursor.offset, recovered=True)
+            else:
+                cursor.advance(cursor.pos + len(closer), "markup")
+        if self._calls.is_open:
+            self._calls.end()
+        return "done"

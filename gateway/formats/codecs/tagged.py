@@ -1,0 +1,340 @@
+"""Calls with one pair of tags a parameter, `<function=f><parameter=a>x</parameter></function>`, typed by the tool's schema.
+
+Invariant: each value becomes JSON once. A string goes on at once, escaped; another value is held until its end. Inside a value
+only its own closer counts, and only where what follows it may follow; a closer that was left out is seen only where a declared
+parameter, or the end of the call, follows on a line of its own, and is counted `missing_closer`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.formats.calls import Calls
+from gateway.formats.codecs.json_text import is_json
+from gateway.formats.cursor import Cursor, Matcher, longest_first
+from gateway.formats.schema import Parameters, Types
+from gateway.formats.spec import Damage, Progress
+from gateway.wire import jsonio
+
+_SPACE = " \t\n\r"
+_MAX_SPACE = 256  # between tags, where it must be looked through before the text before it is certain
+_MAX_NAME = 256
+_ESCAPED = re.compile(r'["\\\x00-\x1f]')
+_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x20)} | {
+    ord(plain): escape for plain, escape in zip('"\\\n\r\t\b\f', ('\\"', "\\\\", "\\n", "\\r", "\\t", "\\b", "\\f"), strict=True)
+}
+_LITERAL_STARTS = {"object": "{", "array": "[", "boolean": "tf", "null": "n", "integer": "-0123456789", "number": "-0123456789"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The tags. `literals` are this family's spellings of JSON values, for values that are no strings."""
+
+    call_open: str = "<function="
+    name_end: str = ">"
+    call_close: str = "</function>"
+    key_open: str = "<parameter="
+    key_end: str = ">"
+    value_close: str = "</parameter>"
+    literals: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def bare_openers(self) -> tuple[str, ...]:
+        """The call's own opener, where the block's was left out."""
+        return (self.call_open,)
+
+    def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
+        """A call of a declared tool does; prose about the tag does not."""
+        start = at + len(self.call_open)
+        end = cursor.text.find(self.name_end, start, start + _MAX_NAME)
+        if end >= 0:
+            return cursor.text[start:end] in names
+        return False if cursor.final or len(cursor.text) - start >= _MAX_NAME + len(self.name_end) else None
+
+    def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "TaggedReader":
+        """A reader for one block."""
+        return TaggedReader(self, opener, closer, calls, bare)
+
+
+class TaggedReader:
+    """Reads one block. Each state is a method; None from it means that another has taken over."""
+
+    def __init__(self, codec: Tagged, opener: str, closer: str, calls: Calls, bare: bool) -> None:
+        self._codec = codec
+        self._opener = opener
+        self._closer = closer
+        self._calls = calls
+        self._bare = bare
+        self._state: Callable[[Cursor], Progress | None] = self._call
+        self._between_calls = longest_first((codec.call_open, opener, closer))
+        self._in_call = longest_first((codec.key_open, codec.call_close, codec.call_open, opener, closer))
+        self._ends = Matcher(
+            [*(lead + tag for tag in (codec.value_close, codec.call_close) for lead in ("", "\n")), "\n" + codec.key_open]
+        )
+        self._calls_read = 0
+        self._parameters = Parameters(None)
+        self._keys: set[str] = set()
+        self._key = ""
+        self._types = Types(frozenset())
+        self._value_at = 0
+        self._pieces: list[str] = []
+        self._held_chars = 0
+        self._decided = False
+        self._streams = False
+
+    def step(self, cursor: Cursor) -> Progress:
+        """Read on."""
+        while True:
+            progress = self._state(cursor)
+            if progress is not None:
+                return progress
+
+    def _next_tag(self, cursor: Cursor, tags: tuple[str, ...]) -> str | None:
+        """The tag after whitespace, unread; "" if more text must decide; None if there is none."""
+        text, pos = cursor.text, cursor.pos
+        while pos < len(text) and text[pos] in _SPACE:
+            pos += 1
+        cursor.advance(pos, "markup")
+        return cursor.match(pos, tags)
+
+    def _call(self, cursor: Cursor) -> Progress | None:
+        """Before a call, or after one."""
+        tag = self._next_tag(cursor, self._between_calls)
+        if tag == "":
+            return "more"
+        if tag == self._codec.call_open:
+            self._end_call()
+            cursor.advance(cursor.pos + len(tag), "markup")
+            self._state = self._name
+            return None
+        if tag is not None and tag == self._closer:
+            cursor.advance(cursor.pos + len(tag), "markup")
+        elif self._calls_read and not self._bare:
+            self._calls.fail("missing_closer", cursor.offset, recovered=True)
+        if not self._calls_read:
+            return Damage("missing_name" if tag else "bad_header", self._calls.raw_from, cursor.offset)
+        self._end_call()
+        return "done"
+
+    def _end_call(self) -> None:
+        if self._calls.is_open:
+            self._calls.end()
+
+    def _header(self, cursor: Cursor, end: str) -> str | Damage | None:
+        """The text before a tag's end; None if it is not all there."""
+        start = cursor.pos
+        stop = cursor.text.find(end, start, start + _MAX_NAME + len(end))
+        seen = cursor.text[start : stop if stop >= 0 else start + _MAX_NAME]
+        if "\n" in seen or "<" in seen or (stop < 0 and len(cursor.text) - start >= _MAX_NAME + len(end)):
+            return Damage("bad_header", cursor.offset, cursor.offset)
+        if stop < 0:
+            return None
+        if not seen.strip():
+            return Damage("missing_name", cursor.offset, cursor.offset)
+        cursor.advance(stop + len(end), "markup")
+        return seen.strip()
+
+    def _name(self, cursor: Cursor) -> Progress | None:
+        offset = cursor.offset
+        name = self._header(cursor, self._codec.name_end)
+        if not isinstance(name, str):
+            return name or "more"
+        self._calls.start(name, offset)
+        self._calls_read += 1
+        self._parameters = self._calls.parameters(name)
+        self._keys = set()
+        self._state = self._body
+        return None
+
+    def _body(self, cursor: Cursor) -> Progress | None:
+        """Before a parameter, or after one."""
+        tag = self._next_tag(cursor, self._in_call)
+        codec = self._codec
+        if tag == "":
+            return "more"
+        if tag is None and len(cursor.text) > cursor.pos:
+            return Damage("bad_header", cursor.offset, cursor.offset)
+        if tag == codec.key_open:
+            cursor.advance(cursor.pos + len(tag), "markup")
+            self._state = self._read_key
+            return None
+        self._calls.arguments("}" if self._keys else "{}")
+        if tag == codec.call_close:
+            cursor.advance(cursor.pos + len(tag), "markup")
+            if self._bare:
+                self._calls.end()
+        else:
+            self._calls.fail("missing_closer", cursor.offset, recovered=True)
+        self._state = self._call
+        return None
+
+    def _read_key(self, cursor: Cursor) -> Progress | None:
+        offset = cursor.offset
+        key = self._header(cursor, self._codec.key_end)
+        if not isinstance(key, str):
+            return key or "more"
+        if key in self._keys:
+            self._calls.fail("duplicate_key", offset, recovered=True)
+        self._calls.arguments((", " if self._keys else "{") + f"{_quoted(key)}: ")
+        self._keys.add(key)
+        self._key = key
+        self._types = self._parameters.types(key)
+        self._state = self._first_line
+        return None
+
+    def _first_line(self, cursor: Cursor) -> Progress | None:
+        """A newline right after the tag is markup."""
+        if cursor.pos == len(cursor.text) and not cursor.final:
+            return "more"
+        if cursor.text.startswith("\n", cursor.pos):
+            cursor.advance(cursor.pos + 1, "markup")
+        self._value_at = cursor.offset
+        self._pieces = []
+        self._held_chars = 0
+        self._decided = False
+        self._streams = False
+        self._state = self._value
+        return None
+
+    def _decide(self, first: str) -> None:
+        """A string goes on at once, unless it begins as a value of another type that the schema allows."""
+        self._decided = True
+        kinds = self._types.kinds
+        if "string" in kinds and not any(first in _LITERAL_STARTS.get(kind, "") for kind in kinds):
+            self._stream()
+
+    def _stream(self) -> None:
+        self._streams = True
+        self._calls.arguments('"')
+
+    def _value(self, cursor: Cursor) -> Progress | None:
+        at, end = self._find_end(cursor)
+        if not self._decided and at > cursor.pos:
+            self._decide(cursor.text[cursor.pos])
+        piece = cursor.text[cursor.pos : at]
+        cursor.advance(at, "arguments")
+        if self._streams:
+            self._calls.arguments(_escaped(piece))
+        else:
+            self._pieces.append(piece)
+            self._held_chars += len(piece)
+            if self._held_chars > self._calls.held_chars and (too_large := self._overflow()):
+                return too_large
+        if not end:
+            return "more"
+        return self._end_value(cursor, end)
+
+    def _overflow(self) -> Damage | None:
+        if "string" not in self._types.kinds:
+            return Damage("value_too_large", self._value_at, self._value_at + self._calls.held_chars)
+        self._calls.fail("value_too_large", self._value_at, recovered=True)
+        self._stream()
+        self._calls.arguments(_escaped("".join(self._pieces)))
+        self._pieces = []
+        return None
+
+    def _end_value(self, cursor: Cursor, end: str) -> Progress | None:
+        if self._streams:
+            self._calls.arguments('"')
+        else:
+            text, fits = converted("".join(self._pieces), self._types, self._codec.literals)
+            if not fits:
+                self._calls.fail("schema_mismatch", self._value_at, recovered=True)
+            self._calls.arguments(text)
+        if end.endswith(self._codec.value_close):
+            cursor.advance(cursor.pos + len(end), "markup")
+        else:
+            self._calls.fail("missing_closer", cursor.offset, recovered=True)
+        self._state = self._body
+        return None
+
+    def _find_end(self, cursor: Cursor) -> tuple[int, str]:
+        """Where the value ends, and by which text; without one, up to where it certainly goes on."""
+        at = cursor.pos
+        while True:
+            at, tag = self._ends.find(cursor, at)
+            if not tag:
+                return at, ""
+            verdict = self._ends_value(cursor, at, tag)
+            if verdict is None:
+                return at, ""
+            if verdict:
+                return at, tag
+            at += 1
+
+    def _ends_value(self, cursor: Cursor, at: int, tag: str) -> bool | None:
+        """Whether this tag ends the value; None if more text must decide."""
+        after = at + len(tag)
+        if tag.endswith(self._codec.value_close):
+            return self._may_follow_value(cursor, after)
+        if tag.endswith(self._codec.call_close):
+            return self._may_follow_call(cursor, after, certain=False)
+        end = cursor.text.find(self._codec.key_end, after, after + _MAX_NAME)
+        if end < 0:
+            return False if cursor.final or len(cursor.text) - after >= _MAX_NAME + 1 else None
+        key = cursor.text[after:end]
+        return self._parameters.declares(key) and key not in self._keys
+
+    def _after_space(self, cursor: Cursor, at: int) -> int | None:
+        """The index of the next character that is no whitespace; None if it is not there yet. A long run is no markup."""
+        text = cursor.text
+        stop = min(len(text), at + _MAX_SPACE)
+        while at < stop and text[at] in _SPACE:
+            at += 1
+        return None if at == len(text) else at
+
+    def _may_follow_value(self, cursor: Cursor, at: int) -> bool | None:
+        found = self._after_space(cursor, at)
+        if found is None:
+            return True if cursor.final else None
+        tag = cursor.match(found, self._in_call)
+        if not tag:
+            return None if tag == "" else False
+        if tag == self._codec.call_close:
+            return self._may_follow_call(cursor, found + len(tag), certain=True)
+        return True
+
+    def _may_follow_call(self, cursor: Cursor, at: int, *, certain: bool) -> bool | None:
+        """What stands after a call's closer. Where the block's closer is known by its id, nothing else will do; else `certain`
+        is enough."""
+        if certain and (self._bare or not cursor.by_id(self._closer)):
+            return True
+        found = self._after_space(cursor, at)
+        if found is None:
+            return True if cursor.final else None
+        tag = cursor.match(found, self._between_calls)
+        return None if tag == "" else tag is not None
+
+
+def _quoted(text: str) -> str:
+    return f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    """The inside of a JSON string."""
+    return text.translate(_ESCAPES) if _ESCAPED.search(text) else text
+
+
+def converted(text: str, types: Types, literals: tuple[tuple[str, str], ...] = ()) -> tuple[str, bool]:
+    """A value's text as JSON, and whether it has one of the types. What does not fit is forwarded as it was written."""
+    may_be_text = "string" in types.kinds
+    if may_be_text and text in types.strings:
+        return _quoted(text), True
+    stripped = text if may_be_text else text.strip(_SPACE)
+    if not may_be_text:
+        stripped = dict(literals).get(stripped, stripped)
+    if is_json(stripped):
+        fits = types.fits(_decoded(stripped))
+        if fits or not may_be_text:
+            return stripped, fits
+    return _quoted(text), may_be_text
+
+
+def _decoded(text: str) -> object:
+    try:
+        return jsonio.decode(text)
+    except (
+        jsonio.JsonError,
+        UnicodeEncodeError,
+    ):  # a lone surrogate, or a number beyond all floats: as an object, it fits little
+        return {}

@@ -1,0 +1,44 @@
+"""A family as the rest of the gateway sees it: `gateway.formats.base.Format` over a compiled program."""
+
+from dataclasses import dataclass
+
+from gateway.formats.base import CallSyntax, ParseOptions, Parser
+from gateway.formats.machine import Machine
+from gateway.formats.program import DEFAULT_HELD_CHARS, Program, compile_program
+from gateway.formats.spec import FormatSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFormat:
+    """One format."""
+
+    program: Program
+
+    @property
+    def name(self) -> str:
+        """The canonical name in settings."""
+        return self.program.spec.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """What engines call the same format."""
+        return self.program.spec.aliases
+
+    @property
+    def visible(self) -> tuple[str, ...]:
+        """Markers that may be special tokens: the engine must not hide them."""
+        return tuple(marker.text for marker in self.program.spec.markers if marker.token)
+
+    @property
+    def call_syntax(self) -> CallSyntax | None:
+        """Where calls are JSON in a wrapper; None for other codecs."""
+        return self.program.spec.call_syntax
+
+    def parser(self, options: ParseOptions) -> Parser:
+        """A fresh parser for one answer."""
+        return Machine(self.program, options)
+
+
+def compile_format(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> CompiledFormat:
+    """The format that a family's file describes."""
+    return CompiledFormat(compile_program(spec, held_chars))

@@ -1,0 +1,401 @@
+"""The automaton behind every format: thought, content, blocks of calls, and what happens when they are damaged.
+
+Invariant: any output, in any split, gives the same deltas once neighbours are merged, and never raises. Each character is read
+once, or once more where a suspicion proves wrong.
+
+What is no call: a block that cannot be read, or that the output leaves open, is content from its opener (and the newlines before
+it) on, with a failure. Of a call whose deltas were already sent, `ToolCallEnd` never comes: whoever folds the deltas into a whole
+answer drops it. Its text is sent as content all the same, but for one case: a call cut by the token limit is not sent a second
+time, as the client knows from `length` that it is not whole. Whole answers must therefore be parsed with `hold_arguments`, which
+sends nothing of a call before its end, so that the text of a cut call is content there.
+
+A call inside the thought is a suspicion: it is read ahead with its deltas held back. If the thought's closer follows, or it
+cannot be read, it was thought; if the output ends first, the thought had ended at its opener.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.formats.base import ParseOptions
+from gateway.formats.calls import Calls, Output
+from gateway.formats.cursor import Cursor
+from gateway.formats.program import Program
+from gateway.formats.spec import Damage, Marker, Reader, Reasoning
+from gateway.request import Delta, FailureKind, Finish, FinishReason, ParseFailure, Usage
+
+_SPACE = " \t\n\r"
+_MAX_BLANK = 256  # a longer run of whitespace is text
+_NEVER = 1 << 62
+_NO_THOUGHT = Reasoning(Marker(""), Marker(""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    """A call inside the thought: where it begins, and the counts to go back to."""
+
+    offset: int
+    text_from: int
+    index: int
+    whole: int
+
+
+class Machine:
+    """One answer's parser."""
+
+    def __init__(self, program: Program, options: ParseOptions, cursor: Cursor | None = None) -> None:
+        self._program = program
+        self._spec = program.spec
+        self._thinks = program.spec.reasoning or _NO_THOUGHT
+        own = {marker.text for marker in program.spec.markers}
+        self._markers = {token: text for text, token in options.marker_ids.items() if text in own}
+        self._cursor = cursor or Cursor(self._markers.values())
+        self._output = Output()
+        self._calls = Calls(options, self._output, self._cursor, program.spec.call_ids, program.held_chars)
+        self._has_tools = bool(options.tools)
+        self._reader: Reader
+        self._suspicion: _Suspicion | None = None
+        self._trusted_from = 0  # an opener in the thought before this offset begins no call
+        self._raw_until = 0  # text of a damaged block up to this offset is content, whatever it spells
+        self._thought_from = 0
+        self._blank = True  # only whitespace so far since the last marker
+        self._after_marker = False
+        self._fresh = True  # a marker stood right before: newlines are markup
+        self._may_think = program.spec.reasoning is not None
+        self._state: Callable[[], bool] = self._content if own else self._all_content
+        self._start(options.prompt_tail)
+
+    def _start(self, prompt_tail: str) -> None:
+        """Has the template opened the thought?"""
+        self._fresh = False
+        if not self._may_think:
+            return
+        opener = self._thinks.opener.text
+        opened, closed = prompt_tail.rfind(opener), prompt_tail.rfind(self._thinks.closer.text)
+        self._may_think = opened < 0 and closed < 0
+        if opened > closed:
+            self._state = self._thought
+            self._fresh = not prompt_tail[opened + len(opener) :].strip(_SPACE)
+
+    def feed(self, text: str) -> list[Delta]:
+        """The deltas that this text completes."""
+        self._cursor.add(text)
+        self._run()
+        return self._output.take()
+
+    def feed_tokens(self, tokens: Sequence[tuple[int, str]]) -> list[Delta]:
+        """The deltas that these tokens complete. A marker whose text the engine hid is put back."""
+        cursor = self._cursor
+        for token, text in tokens:
+            marker = self._markers.get(token)
+            if marker is None:
+                cursor.add(text)
+            else:
+                cursor.add(text.removesuffix(marker))
+                cursor.add_marker(marker)
+        self._run()
+        return self._output.take()
+
+    def finish(self, reason: FinishReason, usage: Usage) -> list[Delta]:
+        """The rest, and `Finish`."""
+        self._cursor.final = True
+        self._cursor.cut = reason == "length"
+        self._run()
+        while self._close():
+            self._run()
+        if self._calls.whole == 0 and self._has_tools and self._cursor.spelled_at is not None:
+            self._fail("special_tokens_missing", self._cursor.spelled_at)
+        if reason in ("stop", "tool_calls"):
+            reason = "tool_calls" if self._calls.whole else "stop"
+        self._output.add(Finish(reason, usage))
+        return self._output.take()
+
+    def _run(self) -> None:
+        try:
+            while self._state():
+                pass
+        except Exception:  # a fault of ours must cost the client no text: it is counted, and the rest is content
+            self._calls.abandon("internal", self._cursor.offset)
+            if self._state == self._call:
+                self._to_raw(_NEVER)
+            if self._suspicion is not None:
+                self._believe()
+            self._state = self._all_content
+            self._all_content()
+
+    def _fail(self, kind: FailureKind, offset: int) -> None:
+        self._output.add(ParseFailure(kind, None, offset, True))
+
+    def _all_content(self) -> bool:
+        cursor = self._cursor
+        self._output.content(cursor.text[cursor.pos :])
+        cursor.advance(len(cursor.text), "content")
+        return False
+
+    # The thought.
+
+    def _thought(self) -> bool:
+        reasoning, cursor = self._thinks, self._cursor
+        if self._fresh and not self._begin_thought(reasoning.opener.text, reasoning.trim):
+            return False
+        at, literal = cursor.pos, ""
+        while True:
+            at, literal = self._program.in_thought.find(cursor, at)
+            if not literal or literal == reasoning.closer.text or cursor.base + at >= self._trusted_from:
+                break
+            at += 1
+        text = cursor.text[cursor.pos : at]
+        certain = at
+        if literal or not cursor.final:
+            certain -= min(len(text) - len(text.rstrip(reasoning.trim)), _MAX_BLANK)
+        self._output.reasoning(cursor.text[cursor.pos : certain])
+        cursor.advance(certain, "reasoning")
+        if not literal:
+            return False
+        if literal != reasoning.closer.text:
+            self._suspect(cursor.base + at)
+            return True
+        cursor.advance(at + len(literal), "markup")
+        self._to_content()
+        return True
+
+    def _begin_thought(self, opener: str, trim: str) -> bool:
+        """Newlines at its beginning, and an opener that repeats the template's, are markup. False if more text must decide."""
+        cursor = self._cursor
+        at = cursor.pos
+        while at < len(cursor.text) and cursor.text[at] in trim:
+            at += 1
+        cursor.advance(at, "markup")
+        repeated = cursor.match(at, (opener,))
+        if repeated == "" and not cursor.final:
+            return False
+        if repeated:
+            self._fail("stray_marker", cursor.offset)
+            cursor.advance(at + len(opener), "markup")
+            return self._begin_thought(opener, trim)
+        self._fresh = False
+        return True
+
+    def _to_content(self) -> None:
+        """Content begins after a marker."""
+        self._state = self._content
+        self._blank = self._after_marker = self._fresh = True
+
+    # A call inside the thought.
+
+    def _suspect(self, opener: int) -> None:
+        """Read on as if the thought had ended here, with all deltas held back."""
+        cursor = self._cursor
+        cursor.keep()
+        self._calls.pinned = True
+        self._suspicion = _Suspicion(opener, cursor.offset, self._calls.index, self._calls.whole)
+        self._output.branch()
+        self._fail("implicit_reasoning_end", opener)
+        self._to_content()
+
+    def _believe(self) -> None:
+        """The thought had ended."""
+        self._suspicion = None
+        self._calls.pinned = False
+        self._output.commit()
+        if self._state != self._call:
+            self._cursor.forget()
+
+    def _doubt(self, suspicion: _Suspicion, trusted_from: int, *, counted: bool) -> None:
+        """It was thought: read it again as such. An opener before `trusted_from` begins no call this time."""
+        self._suspicion = None
+        self._calls.restore(suspicion.index, suspicion.whole)
+        self._calls.pinned = False
+        self._output.drop(keep_failures=False)
+        if counted:
+            self._fail("call_in_reasoning", suspicion.offset)
+        self._cursor.rewind(suspicion.text_from)
+        self._cursor.forget()
+        self._trusted_from = trusted_from
+        self._fresh = False
+        self._state = self._thought
+
+    def _suspected(self, offset: int) -> _Suspicion | None:
+        """The suspicion that still holds at this offset: a call that grows too large is believed."""
+        if self._suspicion is not None and offset - self._suspicion.offset > self._program.held_chars:
+            self._believe()
+        return self._suspicion
+
+    # Content.
+
+    def _content(self) -> bool:
+        cursor = self._cursor
+        if self._suspicion is not None:
+            self._suspected(cursor.offset)
+        if self._fresh and not self._skip_newlines():
+            return False
+        begin = cursor.pos
+        at, literal = self._program.in_content.find(cursor, begin)
+        text = cursor.text[begin:at]
+        if self._blank and len(text) < _MAX_BLANK and not text.strip(_SPACE):
+            return self._blank_content(at, literal)
+        if literal:
+            return self._marker(at, literal, self._before_call(begin, at))
+        self._text(at if cursor.final else self._before_call(begin, at))
+        return False
+
+    def _skip_newlines(self) -> bool:
+        cursor = self._cursor
+        at = cursor.pos
+        while at < len(cursor.text) and cursor.text[at] == "\n":
+            at += 1
+        cursor.advance(at, "markup")
+        self._fresh = at == len(cursor.text)
+        return not self._fresh
+
+    def _before_call(self, begin: int, at: int) -> int:
+        """The index at which the text before a call ends, as the template writes newlines between them."""
+        end = at
+        while end > begin and at - end < self._spec.newlines_before_call and self._cursor.text[end - 1] == "\n":
+            end -= 1
+        return end
+
+    def _text(self, to: int) -> None:
+        cursor = self._cursor
+        if to > cursor.pos:
+            self._output.content(cursor.text[cursor.pos : to])
+            cursor.advance(to, "content")
+            self._blank = self._may_think = False
+
+    def _blank_content(self, at: int, literal: str) -> bool:
+        """Only whitespace since the last marker: it is markup if a marker follows, or came before and nothing follows."""
+        cursor = self._cursor
+        if literal:
+            return self._marker(at, literal, cursor.pos)
+        if cursor.final:
+            if self._after_marker:
+                cursor.advance(at, "markup")
+            else:
+                self._text(at)
+        return False
+
+    def _marker(self, at: int, literal: str, text_to: int) -> bool:
+        """A marker in content at index `at`; the text before it ends at `text_to`."""
+        cursor, program = self._cursor, self._program
+        reasoning = self._thinks
+        if literal in program.openers:
+            return self._opener(at, literal, text_to)
+        if literal == reasoning.opener.text and self._may_think and self._blank:
+            self._thought_from = cursor.base + at
+            self._may_think = False
+            self._fresh = True
+            self._state = self._thought
+        elif literal == reasoning.closer.text and (suspicion := self._suspected(cursor.base + at)):
+            self._doubt(suspicion, cursor.base + at, counted=True)
+            return True
+        elif any(literal == marker.text for marker in self._spec.transparent):
+            self._text(text_to)
+            self._to_content()
+        else:
+            return self._stray(at, literal)
+        cursor.advance(at + len(literal), "markup")
+        return True
+
+    def _stray(self, at: int, literal: str) -> bool:
+        """A marker out of place is text."""
+        self._text(at)
+        self._fail("stray_marker", self._cursor.base + at)
+        self._text(at + len(literal))
+        return True
+
+    def _opener(self, at: int, literal: str, text_to: int) -> bool:
+        """A block begins."""
+        cursor, calls = self._cursor, self._calls
+        block, bare = self._program.openers[literal]
+        if bare:
+            begins = block.codec.begins(cursor, at, calls.names)
+            if begins is None:
+                self._text(text_to)
+                return False
+            if not begins:
+                return self._stray(at, literal)
+        self._text(text_to)
+        calls.begin()
+        if bare:
+            calls.fail("missing_opener", cursor.base + at, recovered=True)
+        cursor.advance(at if bare else at + len(literal), "markup")
+        self._reader = block.codec.reader(block.opener.text, block.closer.text if block.closer else "", calls, bare)
+        self._may_think = False
+        self._state = self._call
+        return True
+
+    # A block of calls.
+
+    def _call(self) -> bool:
+        if self._suspicion is not None:
+            self._suspected(self._cursor.offset)
+        outcome = self._reader.step(self._cursor)
+        if outcome == "more":
+            return False
+        if outcome == "done":
+            if self._suspicion is None:
+                self._cursor.forget()
+            self._to_content()
+        else:
+            self._damaged(outcome)
+        return True
+
+    def _damaged(self, damage: Damage) -> None:
+        suspicion = self._suspected(damage.resume)
+        if suspicion is not None and self._calls.whole == suspicion.whole:
+            self._doubt(suspicion, damage.resume, counted=False)
+            return
+        self._calls.abandon(damage.kind, damage.offset)
+        self._to_raw(damage.resume)
+
+    def _to_raw(self, until: int) -> None:
+        """The block is text."""
+        self._cursor.rewind(self._calls.raw_from)
+        if self._suspicion is None:
+            self._cursor.forget()
+        self._raw_until = until
+        self._blank = False
+        self._state = self._raw
+
+    def _raw(self) -> bool:
+        """Text of a damaged block, up to its closer or the next opener."""
+        cursor = self._cursor
+        start = max(cursor.pos, min(self._raw_until - cursor.base, len(cursor.text)))
+        at, literal = self._program.in_damage.find(cursor, start)
+        if not literal:
+            self._text(at)
+            return False
+        if literal not in self._program.openers:
+            at += len(literal)
+        self._text(at)
+        self._state = self._content
+        return True
+
+    # The end.
+
+    def _close(self) -> bool:
+        """What the end of the output leaves open. True if there is text to read again."""
+        if self._state == self._thought:
+            self._fail("truncated_reasoning" if self._cursor.cut else "missing_closer", self._thought_from)
+            self._state = self._all_content
+        elif self._state == self._call:
+            return self._close_call()
+        elif self._suspicion is not None:
+            self._believe()
+        return False
+
+    def _close_call(self) -> bool:
+        cursor, calls = self._cursor, self._calls
+        suspicion = self._suspected(cursor.offset)
+        if suspicion is not None:
+            if cursor.kept_marker(self._thinks.closer.text):
+                self._doubt(suspicion, _NEVER, counted=True)
+                return True
+            self._believe()
+        was_sent = calls.sent
+        calls.abandon("truncated_call" if cursor.cut else "unterminated_call", calls.raw_from)
+        if cursor.cut and was_sent:
+            cursor.advance(len(cursor.text), "failure")
+            self._state = self._all_content
+            return False
+        self._to_raw(_NEVER)
+        return True

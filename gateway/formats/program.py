@@ -1,0 +1,41 @@
+"""What a family's description compiles to: one search for markers a state.
+
+Invariant: compiled once, shared by all parsers of the format, never changed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.formats.cursor import Matcher
+from gateway.formats.spec import Block, FormatSpec
+
+DEFAULT_HELD_CHARS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The searches. `openers` are the markers that begin a block, and whether they are the codec's own, the block's being left
+    out; `held_chars` caps what is held back: a value that is no string, a call in a thought."""
+
+    spec: FormatSpec
+    in_content: Matcher
+    in_thought: Matcher
+    in_damage: Matcher
+    openers: Mapping[str, tuple[Block, bool]]
+    held_chars: int
+
+
+def compile_program(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> Program:
+    """The automaton of one family."""
+    openers = {block.opener.text: (block, False) for block in spec.blocks}
+    ends = [block.closer.text for block in spec.blocks if block.closer]
+    bare = {text: (block, True) for block in spec.blocks for text in block.codec.bare_openers}
+    thought = [spec.reasoning.closer.text, *openers] if spec.reasoning else []
+    return Program(
+        spec=spec,
+        in_content=Matcher([*(marker.text for marker in spec.markers), *bare], noted=openers),
+        in_thought=Matcher(thought),
+        in_damage=Matcher([*openers, *ends]),
+        openers=bare | openers,
+        held_chars=held_chars,
+    )

@@ -1,0 +1,188 @@
+"""What a tool's JSON Schema says about its parameters: their types, and whether finished arguments fit.
+
+Invariant: a client's schema never raises here, whatever it holds, and nothing is fetched. One that cannot be used (invalid, too
+large, with remote references) says nothing: every type is possible and nothing is a mismatch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema_rs
+
+from gateway.wire import jsonio
+
+MAX_SCHEMA_BYTES = 1 << 18
+_MAX_DEPTH = 24
+_MAX_VISITS = 2_000  # in all: shared references can make a small schema a large tree
+ALL_KINDS = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The JSON types that a value may have. `strings` are those that the schema lists one by one."""
+
+    kinds: frozenset[str]
+    strings: frozenset[str] = frozenset()
+
+    def fits(self, value: object) -> bool:
+        """Whether a decoded value has one of the types."""
+        return not self.kinds.isdisjoint(kinds_of(value))
+
+
+ANY = Types(ALL_KINDS)
+
+
+def kinds_of(value: object) -> frozenset[str]:
+    """The JSON types of a decoded value: a whole number is an integer and a number."""
+    match value:
+        case None:
+            return frozenset({"null"})
+        case bool():
+            return frozenset({"boolean"})
+        case str():
+            return frozenset({"string"})
+        case int():
+            return frozenset({"integer", "number"})
+        case float():
+            return frozenset({"integer", "number"}) if value.is_integer() else frozenset({"number"})
+        case list():
+            return frozenset({"array"})
+    return frozenset({"object"})
+
+
+class Parameters:
+    """One tool's parameters, resolved once."""
+
+    __slots__ = ("_properties", "_reader", "_rest", "_schema", "_types", "_validator")
+
+    def __init__(self, schema: Mapping[str, Any] | None) -> None:
+        usable = isinstance(schema, Mapping) and _within_limits(schema)
+        self._schema: dict[str, Any] = dict(schema) if usable and schema is not None else {}
+        self._validator = _validator(self._schema) if self._schema else None
+        self._reader = _TypeReader(self._schema)
+        self._types: dict[str, Types] = {}
+        self._properties = self._reader.properties()
+        rest = self._schema.get("additionalProperties", True)
+        self._rest = rest if isinstance(rest, Mapping) else {}
+
+    @property
+    def validates(self) -> bool:
+        """Whether the schema can be checked."""
+        return self._validator is not None
+
+    def accepts(self, arguments: str) -> bool:
+        """Whether finished arguments satisfy the schema."""
+        if self._validator is None:
+            return True
+        try:
+            return self._validator.is_valid(jsonio.decode(arguments))
+        except ValueError:  # a lone surrogate, or nested too deeply: no schema is satisfied
+            return False
+
+    def declares(self, key: str) -> bool:
+        """Whether the schema names this parameter."""
+        return key in self._properties
+
+    def types(self, key: str) -> Types:
+        """What this parameter may be."""
+        known = self._types.get(key)
+        if known is None:
+            known = self._types[key] = self._reader.read(self._properties.get(key, self._rest))
+        return known
+
+
+def _within_limits(schema: Mapping[str, Any]) -> bool:
+    try:
+        return len(jsonio.encode(schema)) <= MAX_SCHEMA_BYTES
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return False
+
+
+def _validator(schema: dict[str, Any]) -> jsonschema_rs.Validator | None:
+    try:
+        return jsonschema_rs.validator_for(schema, offline=True, pattern_options=jsonschema_rs.RegexOptions())
+    except (ValueError, TypeError):
+        return None
+
+
+class _TypeReader:
+    """Follows a schema's references and combinations, within a budget."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._visits = 0
+
+    def properties(self) -> dict[str, Any]:
+        """The named parameters, also those behind a reference or an `allOf` of the root."""
+        found: dict[str, Any] = {}
+        waiting: list[Any] = [self._root]
+        for _ in range(_MAX_DEPTH):
+            if not waiting:
+                break
+            schema = waiting.pop()
+            if not isinstance(schema, Mapping):
+                continue
+            named = schema.get("properties")
+            if isinstance(named, Mapping):
+                found = {**named, **found}
+            waiting += [self._resolve(schema.get("$ref")), *_list(schema.get("allOf"))]
+        return found
+
+    def read(self, schema: Any) -> Types:
+        """The types that a schema allows."""
+        self._visits = 0
+        return self._read(schema, 0)
+
+    def _read(self, schema: Any, depth: int) -> Types:
+        self._visits += 1
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._visits > _MAX_VISITS:
+            return ANY
+        found = [_own_types(schema)]
+        if isinstance(schema.get("$ref"), str):
+            found.append(self._read(self._resolve(schema["$ref"]), depth + 1))
+        found += [self._read(part, depth + 1) for part in _list(schema.get("allOf"))]
+        for word in ("anyOf", "oneOf"):
+            options = [self._read(part, depth + 1) for part in _list(schema.get(word))]
+            if options:
+                kinds = frozenset().union(*(option.kinds for option in options))
+                found.append(Types(kinds, frozenset().union(*(option.strings for option in options))))
+        kinds = ALL_KINDS.intersection(*(types.kinds for types in found))
+        if schema.get("nullable") is True:
+            kinds |= {"null"}
+        return Types(kinds or ALL_KINDS, frozenset().union(*(types.strings for types in found)))
+
+    def _resolve(self, reference: Any) -> Any:
+        """The schema at a local reference; None for any other."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        node: Any = self._root
+        for part in reference[1:].split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, Mapping):
+                node = node.get(key)
+            elif isinstance(node, list) and key.isdecimal() and len(key) < 6:
+                node = node[int(key)] if int(key) < len(node) else None
+            else:
+                return None
+        return node
+
+
+def _own_types(schema: Mapping[str, Any]) -> Types:
+    """The types that a schema names itself."""
+    listed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    if listed:
+        kinds = frozenset().union(*(kinds_of(value) for value in listed))
+        return Types(kinds, frozenset(value for value in listed if isinstance(value, str)))
+    declared = schema.get("type")
+    kinds = frozenset(kind for kind in _list(declared) or [declared] if isinstance(kind, str)) & ALL_KINDS
+    if "number" in kinds:
+        kinds |= {"integer"}
+    if not kinds and "type" not in schema:
+        kinds |= {"object"} if "properties" in schema else set()
+        kinds |= {"array"} if "items" in schema else set()
+    return Types(kinds or ALL_KINDS)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,104 @@
+"""What a family's file says: the declarative description that `gateway.formats.machine` compiles.
+
+Invariant: values only. A family is one `FormatSpec`; what cannot be said with these fields is a codec's task, never a family's.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from gateway.formats.base import CallSyntax
+from gateway.formats.calls import Calls
+from gateway.formats.cursor import Cursor
+from gateway.request import FailureKind
+
+IdPolicy = Literal["random", "native", "nine_alnum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A literal of the format. `token`: it is one entry of the family's vocabulary, so that its id may be the marker."""
+
+    text: str
+    token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Where the thought is written. Characters of `trim` on either side of a marker are markup.
+
+    The end of the prompt decides the start: after an open `opener` the answer begins inside the thought; after a closed one
+    there is none; without either the model may open one itself, before anything else.
+    """
+
+    opener: Marker
+    closer: Marker
+    trim: str = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Why a block holds no call: it is text from its opener on. Markers count again from offset `resume` on."""
+
+    kind: FailureKind
+    offset: int
+    resume: int
+
+
+Progress = Literal["more", "done"] | Damage
+"""What a reader's step came to: all text read and more needed; the block has ended; it cannot be read."""
+
+
+class Reader(Protocol):
+    """Reads one block, from after its opener, closer included, and tells `Calls` what it finds."""
+
+    def step(self, cursor: Cursor) -> Progress:
+        """Read what can be read. With `cursor.final`, "more" means that the block is not whole."""
+
+
+class Codec(Protocol):
+    """How the calls in a block are written."""
+
+    @property
+    def bare_openers(self) -> tuple[str, ...]:
+        """Texts that begin a call even where the model left out the block's opener."""
+
+    def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
+        """Whether the bare opener at index `at` begins a call of one of these tools; None if more text must decide."""
+
+    def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> Reader:
+        """A reader for one block; `bare` if its opener was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A place for calls. Without a `closer` the codec itself knows the end."""
+
+    opener: Marker
+    closer: Marker | None
+    codec: Codec
+
+
+@dataclass(frozen=True, slots=True)
+class FormatSpec:
+    """One family.
+
+    `transparent` markers are markup wherever content may stand (wrappers of the answer, of a section of calls).
+    `newlines_before_call` is how many newlines the family's template writes between text and a call: as many are markup.
+    `call_ids`: `random` ids are the gateway's; `nine_alnum` are nine letters or digits; `native` stand in the output.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    reasoning: Reasoning | None = None
+    blocks: tuple[Block, ...] = ()
+    transparent: tuple[Marker, ...] = ()
+    newlines_before_call: int = 0
+    call_ids: IdPolicy = "random"
+    call_syntax: CallSyntax | None = None
+
+    @property
+    def markers(self) -> tuple[Marker, ...]:
+        """All of them."""
+        thought = (self.reasoning.opener, self.reasoning.closer) if self.reasoning else ()
+        calls = tuple(marker for block in self.blocks for marker in (block.opener, block.closer) if marker)
+        return tuple(dict.fromkeys(thought + calls + self.transparent))
