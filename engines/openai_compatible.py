@@ -1,0 +1,237 @@
+"""Any engine with OpenAI's `/v1/chat/completions` that templates and parses by itself (`format: engine`).
+
+The client's own body goes out with three fields set; each event comes back as it is, beside what it says, which is for measuring
+and checking. The reader is on the path of every token: one typed decode, and nothing kept but which call is open.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from engines.base import Call, Chunk, EngineFinish, EngineInfo, Traits, Work
+from engines.refusal import ErrorObject, failure_in_stream, refusal
+from gateway.errors import BadRequest, EngineBroke, GatewayError, shown
+from gateway.request import ContentText, Delta, FinishReason, ReasoningText, ToolCallArguments, ToolCallEnd, ToolCallStart, Usage
+from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
+from gateway.wire.sse import SseEvent
+
+_FINISH: Mapping[str, EngineFinish] = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence"), EngineFinish("stop")),
+    **dict.fromkeys(("length", "model_length"), EngineFinish("length")),
+    "repetition": EngineFinish("length"),  # vLLM cut an answer that went in circles
+    **dict.fromkeys(("tool_calls", "function_call"), EngineFinish("tool_calls")),
+    "content_filter": EngineFinish("content_filter"),
+}
+_FIELDS = Decoder(dict[str, Raw])
+_TRUE, _NULL = Raw(b"true"), Raw(b"null")
+
+
+class OpenAiCompatible:
+    """The adapter."""
+
+    kind = "openai"
+    traits = Traits(takes_ids=False, streams_ids=False, takes_stop_ids=False, choices=True)
+    health_path = "/v1/models"
+    info_paths = ("/v1/models",)
+
+    def call(self, work: Work) -> Call:
+        """The client's body with `model`, `stream` and `stream_options.include_usage` set, all else byte for byte.
+
+        Without a name of the engine's own `model` is left out: the client's name is the gateway's, and means nothing there.
+        """
+        try:
+            fields = _FIELDS.decode(work.request.body)
+            options = fields.get("stream_options", _NULL)
+            given = {} if options == _NULL else _FIELDS.decode(options)
+        except JsonError as error:
+            raise BadRequest(f"The request body: {error.message}.") from None
+        fields["stream"] = _TRUE
+        fields["stream_options"] = Raw(encode({**given, "include_usage": _TRUE}))
+        fields.pop("model", None)
+        if work.model is not None:
+            fields["model"] = Raw(encode(work.model))
+        return Call("/v1/chat/completions", encode(fields))
+
+    def reader(self, _work: Work) -> "OpenAiReader":
+        """A fresh reader."""
+        return OpenAiReader()
+
+    def error(self, status: int, body: bytes) -> GatewayError:
+        """Nested under `error`, as OpenAI and vLLM write it, or flat, as SGLang does."""
+        return refusal(status, body)
+
+    def info(self, bodies: Sequence[bytes]) -> EngineInfo:
+        """From `/v1/models`: the model where it is the only one, and its context where vLLM or llama.cpp says it."""
+        try:
+            models = _MODELS.decode(bodies[0]).data
+        except (JsonError, IndexError):
+            return EngineInfo()
+        if len(models) != 1:
+            return EngineInfo()
+        meta = models[0].meta
+        return EngineInfo(model=models[0].id, context_tokens=models[0].max_model_len or (meta.n_ctx if meta else None))
+
+
+ENGINE = OpenAiCompatible
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: int = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _CachedTokens(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _ReasoningTokens(msgspec.Struct, gc=False):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _CachedTokens | None = None
+    completion_tokens_details: _ReasoningTokens | None = None
+    reasoning_tokens: int | None = None  # SGLang's place for it
+
+
+class _Event(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: ErrorObject | str | None = None
+    object: str = ""
+    message: str | None = None
+    code: int | str | None = None
+
+
+class _Meta(msgspec.Struct):
+    n_ctx: int | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+    meta: _Meta | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_EVENT = Decoder(_Event)
+_MODELS = Decoder(_Models)
+_NO_FUNCTION = _Function()
+
+
+class OpenAiReader:
+    """Reads one stream, all choices of it."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, list[int]] = {}
+        self._counted: dict[int, int] = {}
+        self.done = False
+
+    def chunk(self, event: SseEvent) -> Chunk | None:
+        """One event; None for the end mark and whatever follows it."""
+        data = event.data
+        if self.done or data == b"[DONE]":
+            self.done = True
+            return None
+        try:
+            said = _EVENT.decode(data)
+        except JsonError as error:
+            raise EngineBroke(f"The engine sent an event that is not what its protocol says: {error.message}.") from None
+        if said.error is not None or said.object == "error":
+            raise failure_in_stream(said.error or ErrorObject(message=said.message, code=said.code))
+        usage = _usage(said.usage) if said.usage is not None else None
+        if not said.choices:
+            return Chunk(raw=data, usage=usage)
+        if len(said.choices) > 1:
+            raise EngineBroke("The engine sent several choices in one event.")
+        choice = said.choices[0]
+        deltas = self._deltas(choice)
+        tokens = self._tokens(choice.index, said.usage) if deltas else 0
+        finish = None
+        if choice.finish_reason is not None:
+            finish = _finish(choice.finish_reason)
+            deltas += self._ended(choice.index, finish.reason)
+        return Chunk(choice.index, "", tokens, None, None, tuple(deltas), data, finish, usage)
+
+    def _deltas(self, choice: _Choice) -> list[Delta]:
+        delta = choice.delta
+        deltas: list[Delta] = []
+        if delta is None:
+            return deltas
+        if thought := delta.reasoning_content or delta.reasoning:
+            deltas.append(ReasoningText(thought))
+        if delta.content:
+            deltas.append(ContentText(delta.content))
+        if delta.tool_calls:
+            calls = self._calls.setdefault(choice.index, [])
+            for call in delta.tool_calls:
+                deltas += _called(calls, call)
+        return deltas
+
+    def _tokens(self, choice: int, usage: _Usage | None) -> int:
+        """The tokens of an event that bears any: one, unless the engine counts along."""
+        counted = self._counted.get(choice, 0)
+        tokens = 1 if usage is None else max(1, (usage.completion_tokens or 0) - counted)
+        self._counted[choice] = counted + tokens
+        return tokens
+
+    def _ended(self, choice: int, reason: FinishReason) -> list[Delta]:
+        """The calls are whole now, but for the last one of an answer that was cut."""
+        calls = self._calls.pop(choice, [])
+        return [ToolCallEnd(index) for index in (calls[:-1] if reason == "length" else calls)]
+
+
+def _called(calls: list[int], call: _Call) -> list[Delta]:
+    """What a piece of a call says; `calls` are the indices begun. Without an index, an id begins a call."""
+    index = call.index
+    if index is None:
+        index = calls[-1] if calls and not call.id else len(calls)
+    function = call.function or _NO_FUNCTION
+    deltas: list[Delta] = []
+    if index not in calls:
+        calls.append(index)
+        deltas.append(ToolCallStart(index, call.id or "", function.name or ""))
+    if function.arguments:
+        deltas.append(ToolCallArguments(index, function.arguments))
+    return deltas
+
+
+def _finish(reason: str) -> EngineFinish:
+    known = _FINISH.get(reason)
+    if known is None:
+        raise EngineBroke(f"The engine ended the answer with the reason {shown(reason)}.")
+    return known
+
+
+def _usage(usage: _Usage) -> Usage:
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    return Usage(
+        usage.prompt_tokens,
+        usage.completion_tokens or 0,
+        (prompt.cached_tokens or 0) if prompt else 0,
+        ((completion.reasoning_tokens if completion else None) or usage.reasoning_tokens or 0),
+    )
