@@ -61,7 +61,7 @@ class LlamaCpp:
 
     def token(self, number: int) -> bytes:
         return _event(
-            b'{"index":0,"content":"%s","tokens":[2065],"stop":false,"id_slot":-1,"tokens_predicted":%d,"tokens_evaluated":16}'
+            b'{"index":0,"content":"%s","tokens":[2229],"stop":false,"id_slot":-1,"tokens_predicted":%d,"tokens_evaluated":16}'
             % (TOKEN, number)
         )
 
@@ -69,7 +69,7 @@ class LlamaCpp:
         return _event(self._last(b"", b"", tokens))
 
     def whole(self, tokens: int) -> bytes:
-        return self._last(TOKEN * tokens, b",".join([b"2065"] * tokens), tokens)
+        return self._last(TOKEN * tokens, b",".join([b"2229"] * tokens), tokens)
 
     def _last(self, text: bytes, ids: bytes, tokens: int) -> bytes:
         return (

@@ -70,8 +70,9 @@ def post(port: int, path: str) -> None:
 def started(name: str, command: Sequence[str], ready_url: str, folder: Path, limit_s: float = 30) -> Iterator[int]:
     """A Python child process that is ready: its URL answers 200. Gives its id, and ends it. Raises BenchError."""
     log = folder / f"{name}.log"
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # ours has folders named as packages are
     with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, *command], stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen([sys.executable, *command], stdout=out, stderr=out, env=environ, start_new_session=True)
     try:
         _wait_ready(process, ready_url, log, limit_s)
         yield process.pid
