@@ -36,11 +36,11 @@ _FORMAT = (*_PAIR, "format")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model of the settings: its name, its engines' ids and the name of its format."""
+    """One model of the settings: its name, its engines' ids and the names of its formats (with tools it may be another)."""
 
     model: str
     engines: tuple[str, ...]
-    format: str
+    formats: tuple[str, ...]
 
 
 class Metrics:
@@ -49,7 +49,7 @@ class Metrics:
     def __init__(self, served: Sequence[Served], dialects: Sequence[str]) -> None:
         self._model = Names([NO_MODEL, *(model.model for model in served)])
         self._engine = Names([NO_ENGINE, *(engine for model in served for engine in model.engines)])
-        self._format = Names([NO_FORMAT, *(model.format for model in served)])
+        self._format = Names([NO_FORMAT, *(name for model in served for name in model.formats)])
         self._dialect = Names(["none", *dialects])
         self._reason = Names([], room=64)
         self._inflight = InFlight()
@@ -118,7 +118,7 @@ class Metrics:
         return made
 
     def _start(self, served: Sequence[Served], dialects: Sequence[str]) -> None:
-        places = [(model.model, engine, model.format) for model in served for engine in model.engines]
+        places = [(model.model, engine, name) for model in served for engine in model.engines for name in model.formats]
         for counter in (self._prompt, self._completion, self._cached):
             counter.start(self._pairs)
         for histogram in (self._ttft, self._itl, self._duration, self._stall):

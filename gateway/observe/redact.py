@@ -37,6 +37,8 @@ _CREDENTIALS = (
 # JSON leaves these as they are, but terminals and line readers act on them.
 _ACTIVE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
+_PLAIN = frozenset({type(None), bool, float})  # written as they are
+
 
 class Redactor:
     """Knows the secrets of this process: clients' keys and engines' keys."""
@@ -67,16 +69,18 @@ class Redactor:
     def _mapping(self, mapping: Mapping[Any, Any], depth: int) -> dict[str, object]:
         cleaned: dict[str, object] = {}
         for key, value in mapping.items():
-            shown, secret = self._name(str(key)[:_READ_CHARS])
-            cleaned[shown] = (
-                MASK if secret and not (value is None or isinstance(value, bool)) else self._clean(shown, value, depth)
-            )
+            text = str(key)
+            name, secret = self._name(text) if len(text) <= _WORD_CHARS else self._read_name(text)
+            if secret and value is not None and type(value) is not bool:
+                cleaned[name] = MASK
+            else:
+                cleaned[name] = value if type(value) in _PLAIN else self._clean(name, value, depth)
         return cleaned
 
     def _clean(self, name: str, value: object, depth: int) -> object:
         if isinstance(value, str):
             return self._word(value) if len(value) <= _WORD_CHARS else self._cut(value, keep_end=name == "exception")
-        if value is None or isinstance(value, (bool, float)):
+        if value is None or isinstance(value, float):
             return value
         if isinstance(value, int):
             return value if -_INT_LIMIT < value < _INT_LIMIT else self._cut(hex(value))
