@@ -4,7 +4,7 @@ Invariant: whatever the chunks, the deltas end with exactly one `Finish`, and no
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -182,9 +182,9 @@ class PassedReader:
 
 
 class CallChecker:
-    """Checks the tool calls of an engine that parses itself: known tool, arguments that are one JSON object and fit the schema."""
+    """Checks the calls of an engine that parses itself: a known tool, and arguments that are an object of its schema."""
 
-    def __init__(self, check: "CheckArguments") -> None:
+    def __init__(self, check: Callable[[str, str], Sequence[FailureKind]]) -> None:
         self._check = check
         self._names: dict[int, str] = {}
         self._pieces: dict[int, list[str]] = {}
@@ -203,10 +203,3 @@ class CallChecker:
                 kinds = self._check(self._names.get(delta.index, ""), text)
                 failures += [ParseFailure(kind, delta.index, 0, True) for kind in kinds]
         return failures
-
-
-class CheckArguments(Protocol):
-    """Checks one whole call."""
-
-    def __call__(self, name: str, arguments: str) -> Sequence[FailureKind]:
-        """The kinds of failure of this call."""

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from yarl import URL
 
 from engines.base import Engine, EngineInfo
-from engines.registry import adapters
+from engines.registry import known, make
 from gateway.admission import Admission
 from gateway.answer import AnswerRules
 from gateway.attempt import Services
@@ -49,7 +49,7 @@ CONSTRAINED_FORMAT = "hermes"  # the call syntax that is stated and enforced for
 
 def load_settings(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Settings:
     """The settings of a file, checked against the engines and formats of this version. Raises SettingsError."""
-    kinds = {kind: engine.traits for kind, engine in adapters().items()}
+    kinds = {kind: make(kind).traits for kind in known()}
     return load(path, environ, kinds=kinds, formats=load_formats())
 
 
@@ -82,7 +82,7 @@ async def running(settings: Settings, environ: Mapping[str, str]) -> AsyncIterat
         admission = Admission(registry, queue_requests=limits.queue_requests, queue_wait_s=limits.queue_wait_s)
         options = ServeOptions(_limits(limits), settings.server.max_body_bytes, settings.server.headers_grace_s)
         names = by_name(models)
-        chat = Completions(dialect, names, services, admission, options, time.time)
+        chat = Completions(dialect, names, services=services, admission=admission, options=options, unix_time=time.time)
 
         public = operations(registry, models, condition, metrics.expose if is_loopback(settings.server.host) else None)
 
@@ -125,13 +125,13 @@ def served_models(settings: Settings) -> tuple[Model, ...]:
 
 def _model(model: ModelSettings, formats: Mapping[str, Format]) -> Model:
     rules = AnswerRules(model.unknown_tool, model.on_parse_failure, model.on_schema_miss)
-    rendered = None if model.format == ENGINE_FORMAT or model.source is None else _rendered(model, formats)
+    source = None if model.format == ENGINE_FORMAT else model.source
+    rendered = None if source is None else _rendered(model, source, formats)
     return Model(model.name, rendered, rules, created_s=int(time.time()), aliases=model.aliases)
 
 
-def _rendered(model: ModelSettings, formats: Mapping[str, Format]) -> Rendered:
-    assert model.source is not None  # settings: only `format: engine` has none
-    files = read_model(model.source)
+def _rendered(model: ModelSettings, source: Path, formats: Mapping[str, Format]) -> Rendered:
+    files = read_model(source)
     native = Prompter(files, tools="native", syntax=None, clock=_now)
     own = formats[model.format] if model.format != AUTO_FORMAT else detect_format(native, files.templates[DEFAULT], formats)
     call_format = own
@@ -143,7 +143,11 @@ def _rendered(model: ModelSettings, formats: Mapping[str, Format]) -> Rendered:
 
 def tools_for(model: Path) -> Literal["native", "constrained"]:
     """`constrained` where the model's template ignores tools. Raises ModelFileError."""
-    return "native" if Prompter(read_model(model), tools="native", syntax=None, clock=_now).capabilities.tools == "yes" else "constrained"
+    return (
+        "native"
+        if Prompter(read_model(model), tools="native", syntax=None, clock=_now).capabilities.tools == "yes"
+        else "constrained"
+    )
 
 
 def _now() -> datetime:
@@ -151,7 +155,7 @@ def _now() -> datetime:
 
 
 def _members(settings: Settings, environ: Mapping[str, str]) -> list[Member]:
-    engines: Mapping[str, Engine] = adapters()
+    engines: Mapping[str, Engine] = {kind: make(kind) for kind in known()}
     return [
         Member(
             id=engine.id,

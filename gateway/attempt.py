@@ -1,7 +1,7 @@
 """One try of one request on one engine: the call goes out, chunks come in, deltas go to the client.
 
-Invariant: an attempt emits `AttemptStarted` and is closed by exactly one event: here in one `finally` when it failed or the client
-left, by the request's `Finished` when it served. The engine's connection is given back or closed before `run` returns.
+Invariant: an attempt emits `AttemptStarted` and is closed by exactly one event: here, in one `finally`, when it failed or the
+client left; by the request's `Finished` when it served. The engine's connection is given back or closed before `run` returns.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Ledger:
     engine_usage: Usage | None = None
 
     def usage(self) -> Usage:
-        """The request's tokens: the engine's own count where it made all choices, else the prompt once and the choices together."""
+        """The request's tokens: the engine's own count where it made all choices, else its prompt once and all choices."""
         if self.engine_usage is not None:
             return self.engine_usage
         used = [tally.final_usage() for tally in self.tallies.values()]

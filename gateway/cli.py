@@ -20,7 +20,8 @@ from gateway.errors import ModelFileError, SettingsError
 from gateway.observe.logs import configure_logging
 from gateway.server.listen import PortTaken
 from gateway.settings import ServerSettings
-from gateway.up import NotUp, up as bring_up
+from gateway.up import NotUp
+from gateway.up import up as bring_up
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__.partition("\n")[0])
 

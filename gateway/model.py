@@ -48,7 +48,7 @@ def by_name(models: tuple[Model, ...]) -> Mapping[str, Model]:
 
 
 def fitted(prompt: Prompt, max_tokens: int | None, contexts: Iterable[int | None]) -> Prompt:
-    """The prompt with `max_tokens` within what the smallest known context leaves. Raises ContextTooLong where it leaves nothing."""
+    """The prompt, with `max_tokens` within what the smallest known context leaves. Raises ContextTooLong: it leaves nothing."""
     known = [context for context in contexts if context is not None]
     if not known:
         return replace(prompt, max_tokens=max_tokens)

@@ -15,9 +15,10 @@ import aiohttp
 from yarl import URL
 
 from engines.base import Call
-from gateway.errors import EngineBroke, EngineError, EngineTimeout, EngineUnreachable
+from gateway.errors import EngineBroke, EngineTimeout, EngineUnreachable
 
 _READ_BUFFER_BYTES = 64 * 1024
+_KEEPALIVE_S = 4  # llama.cpp drops an idle connection after 5 s: leave it before, rather than race with it
 _LARGE_BODY_BYTES = 512 * 1024  # from here on the body is sent in pieces, so that one send does not hold the loop
 _ERROR_BODY_BYTES = 64 * 1024
 _RELEASE_S = 0.25
@@ -64,7 +65,7 @@ class Upstream:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
@@ -118,6 +119,3 @@ def _translated(connect_s: float) -> Iterator[None]:
         raise EngineBroke("The engine closed the connection before its answer was complete.") from None
     except TimeoutError:
         raise EngineUnreachable("The engine did not answer in time.") from None
-
-
-__all__ = ["EngineError", "Exchange", "Upstream"]

@@ -22,7 +22,7 @@ from gateway.request import (
     Usage,
 )
 
-CALL = [ToolCallStart(0, "c", "f"), ToolCallArguments(0, "{}"), ToolCallEnd(0)]
+CALL: list[Delta] = [ToolCallStart(0, "c", "f"), ToolCallArguments(0, "{}"), ToolCallEnd(0)]
 
 
 class Scripted:

@@ -1,5 +1,7 @@
 """Stop strings: any split of the content gives the same text."""
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +32,7 @@ def reference(text: str, stop: tuple[str, ...]) -> tuple[str, str | None]:
 @settings(max_examples=300)
 def test_any_split_gives_what_a_search_token_by_token_gives(text: str, stop: tuple[str, ...], cuts: list[int]) -> None:
     at = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
-    pieces = [text[a:b] for a, b in zip(at, at[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(at)]
     assert shown(pieces, stop) == reference(text, stop) == shown(list(text), stop)
 
 

@@ -50,7 +50,11 @@ def detect_format(prompter: Prompter, template: str, formats: Mapping[str, Forma
     own = {each.name: each for each in formats.values() if each.name != PLAIN}
     fitting = [each for each in own.values() if _reads(each, written)]
     if len(fitting) != 1:
-        found = f"{len(fitting)} formats fit the template ({', '.join(each.name for each in fitting)})" if fitting else "no format of this version fits the template"
+        found = (
+            f"{len(fitting)} formats fit the template ({', '.join(each.name for each in fitting)})"
+            if fitting
+            else "no format of this version fits the template"
+        )
         raise FormatUnknown(f"{found} by the way it writes a tool call: name the format, or `plain` to read no calls")
     return fitting[0]
 

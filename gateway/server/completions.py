@@ -56,6 +56,7 @@ class Completions:
         self,
         dialect: Dialect,
         models: Mapping[str, Model],
+        *,
         services: Services,
         admission: Admission,
         options: ServeOptions,

@@ -64,18 +64,17 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 class Client:
     """The client of one exchange, once its body is read. Enter it to be cancelled when it leaves.
 
-    `headers` are added to every answer, and may be added to until it begins. The headers of a streamed answer are held until its first piece, or for `grace_s`; from
-    then on a comment is sent whenever nothing was for ten seconds, since proxies and clients cut silent connections.
+    `headers` are added to every answer, and may be added to until it begins. The headers of a streamed answer are held until its
+    first piece, or for `grace_s`; from then on a comment is sent whenever nothing was for ten seconds, since proxies and clients
+    cut silent connections.
     """
 
-    def __init__(
-        self, receive: Receive, send: Send, *, headers: tuple[Header, ...], grace_s: float, ping_s: float = PING_S
-    ) -> None:
+    def __init__(self, receive: Receive, send: Send, *, headers: tuple[Header, ...], grace_s: float) -> None:
         self._receive = receive
         self._send = send
         self.headers = headers
         self._grace_s = grace_s
-        self._ping_s = ping_s
+        self._ping_s = PING_S
         self._loop = asyncio.get_running_loop()
         self._watch: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None

@@ -30,7 +30,7 @@ LABELS = {
     "interlock_parse_failures_total": PAIR | {"format", "kind"},
     "interlock_engine_info": {"engine", "kind", "version", "model"},
 }
-SERVED = [Served("m", ("a", "b"), "hermes"), Served("n", ("c",), "plain")]
+SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
 DONE = Finished(
     request_id="r",
     dialect="openai_chat",
@@ -159,7 +159,7 @@ def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
 
 
 def test_many_pairs_do_not_multiply_by_every_kind_at_the_start() -> None:
-    metrics = Metrics([Served(f"m{n}", ("a",), "hermes") for n in range(60)], ["openai_chat"])
+    metrics = Metrics([Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)], ["openai_chat"])
     series = read(metrics)
     assert sum(name == "interlock_parse_failures_total" for name, _ in series) == 0
     assert sum(name == "interlock_tool_calls_total" for name, _ in series) == 60

@@ -71,7 +71,7 @@ def binary(name: str) -> str:
 
 
 def filled() -> Metrics:
-    metrics = Metrics([Served("m", ("a", "b"), "hermes")], ["openai_chat"])
+    metrics = Metrics([Served("m", ("a", "b"), ("hermes",))], ["openai_chat"])
     metrics.engine_info("a", "vllm", "0.33.0", "m")
     metrics(DONE)
     metrics(replace(DONE, request_id="r2", outcome="timeout", reason="first_token"))

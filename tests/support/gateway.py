@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from support.llamacpp import smollm2_file
 from support.scripted_engine import ScriptedEngine
 
@@ -40,10 +41,10 @@ class Served:
         return events_of(response.content)
 
     async def metrics(self) -> dict[str, float]:
-        """Every sample by its name and labels, as Prometheus' text format writes them."""
+        """Every sample, by the name that `sample` gives it."""
         text = (await self.client.get(f"{self.admin_url}/metrics")).text
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
-        return {name: float(value) for name, value in lines}
+        families = text_string_to_metric_families(text)
+        return {sample(each.name, **each.labels): each.value for family in families for each in family.samples}
 
     async def settled(self, name: str, value: float, within_s: float = 2.0) -> None:
         """Waits until a sample has this value."""
@@ -56,7 +57,15 @@ class Served:
 
 
 HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
-IN_FLIGHT = 'interlock_inflight_requests{model="m",engine="e"}'
+
+
+def sample(name: str, **labels: str) -> str:
+    """A sample's name and labels as one word."""
+    return f"{name}{sorted(labels.items())}"
+
+
+PAIR = {"model": "m", "engine": "e"}
+IN_FLIGHT = sample("interlock_inflight_requests", **PAIR)
 
 
 def events_of(body: bytes) -> list[Any]:
@@ -66,7 +75,7 @@ def events_of(body: bytes) -> list[Any]:
 
 def outcome(name: str, engine: str = "e", model: str = "m") -> str:
     """The sample that counts requests with this outcome."""
-    return f'interlock_requests_total{{model="{model}",engine="{engine}",dialect="openai_chat",outcome="{name}"}}'
+    return sample("interlock_requests_total", model=model, engine=engine, dialect="openai_chat", outcome=name)
 
 
 def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | None = None, **changed: Any) -> Settings:

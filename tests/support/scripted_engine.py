@@ -9,7 +9,7 @@ from typing import Any
 
 Step = bytes | float | str  # bytes to send, seconds to wait, or one of the words below
 RESET, CLOSE, HANG = "reset", "close", "hang"
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @dataclass
@@ -117,7 +117,14 @@ def event(value: object) -> bytes:
 
 def llama_token(text: str, at: int, token: int = 500, prompt_tokens: int = 10) -> dict[str, object]:
     """A llama.cpp chunk that carries one token."""
-    return {"index": 0, "content": text, "tokens": [token], "stop": False, "tokens_predicted": at, "tokens_evaluated": prompt_tokens}
+    return {
+        "index": 0,
+        "content": text,
+        "tokens": [token],
+        "stop": False,
+        "tokens_predicted": at,
+        "tokens_evaluated": prompt_tokens,
+    }
 
 
 def llama_end(tokens: int, stop_type: str = "eos", cached: int = 3, prompt_tokens: int = 10) -> dict[str, object]:

@@ -2,11 +2,11 @@
 
 from yarl import URL
 
-from engines.registry import adapters
+from engines.registry import make
 from gateway.fleet.registry import Member, Registry
 
 
 def fleet(*ids: str, model: str = "m", url: str = "http://127.0.0.1:9", kind: str = "llamacpp") -> Registry:
     """A registry of engines that are not ready yet."""
-    engine = adapters()[kind]
+    engine = make(kind)
     return Registry([Member(id=each, model=model, engine=engine, root=URL(url)) for each in ids])
