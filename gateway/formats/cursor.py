@@ -84,11 +84,12 @@ class Cursor:
         """Go back to an offset at or after `kept_at`, to read again from there."""
         if self.kept_at is None:
             raise ValueError("nothing was kept")
-        self.text = self.kept()
-        self.base = self.kept_at
-        self.pos = offset - self.kept_at
-        self._kept.clear()
-        self._kept_from = 0
+        if self._kept:
+            self.text = self.kept()
+            self.base = self.kept_at
+            self._kept.clear()
+            self._kept_from = 0
+        self.pos = offset - self.base
 
     def by_id(self, literal: str) -> bool:
         """Whether this marker is known by its token's id alone."""

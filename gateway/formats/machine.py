@@ -233,6 +233,8 @@ class Machine:
         text = cursor.text[begin:at]
         if self._blank and len(text) < _MAX_BLANK and not text.strip(_SPACE):
             return self._blank_content(at, literal)
+        if text:
+            self._blank = self._may_think = False
         if literal:
             return self._marker(at, literal, self._before_call(begin, at))
         self._text(at if cursor.final else self._before_call(begin, at))
@@ -259,7 +261,6 @@ class Machine:
         if to > cursor.pos:
             self._output.content(cursor.text[cursor.pos : to])
             cursor.advance(to, "content")
-            self._blank = self._may_think = False
 
     def _blank_content(self, at: int, literal: str) -> bool:
         """Only whitespace since the last marker: it is markup if a marker follows, or came before and nothing follows."""
@@ -297,6 +298,7 @@ class Machine:
 
     def _stray(self, at: int, literal: str) -> bool:
         """A marker out of place is text."""
+        self._blank = self._may_think = False
         self._text(at)
         self._fail("stray_marker", self._cursor.base + at)
         self._text(at + len(literal))

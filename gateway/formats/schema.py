@@ -99,10 +99,25 @@ def _within_limits(schema: Mapping[str, Any]) -> bool:
         return False
 
 
+def _with_null(node: Any) -> Any:
+    """The schema with OpenAPI's `nullable` as JSON Schema says it."""
+    if isinstance(node, list):
+        return [_with_null(part) for part in node]
+    if not isinstance(node, Mapping):
+        return node
+    result = {key: _with_null(part) for key, part in node.items()}
+    if result.get("nullable") is True:
+        if isinstance(result.get("type"), str | list):
+            result["type"] = list({*(_list(result["type"]) or [result["type"]]), "null"})
+        if isinstance(result.get("enum"), list):
+            result["enum"] = [*result["enum"], None]
+    return result
+
+
 def _validator(schema: dict[str, Any]) -> jsonschema_rs.Validator | None:
     try:
-        return jsonschema_rs.validator_for(schema, offline=True, pattern_options=jsonschema_rs.RegexOptions())
-    except (ValueError, TypeError):
+        return jsonschema_rs.validator_for(_with_null(schema), offline=True, pattern_options=jsonschema_rs.RegexOptions())
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

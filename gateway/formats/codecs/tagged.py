@@ -66,6 +66,7 @@ class TaggedReader:
         self._calls = calls
         self._bare = bare
         self._state: Callable[[Cursor], Progress | None] = self._call
+        self._around_block = longest_first((opener, closer))
         self._between_calls = longest_first((codec.call_open, opener, closer))
         self._in_call = longest_first((codec.key_open, codec.call_close, codec.call_open, opener, closer))
         self._ends = Matcher(
@@ -268,42 +269,38 @@ class TaggedReader:
         if tag.endswith(self._codec.value_close):
             return self._may_follow_value(cursor, after)
         if tag.endswith(self._codec.call_close):
-            return self._may_follow_call(cursor, after, certain=False)
+            return self._follows(cursor, after, self._around_block)
         end = cursor.text.find(self._codec.key_end, after, after + _MAX_NAME)
         if end < 0:
             return False if cursor.final or len(cursor.text) - after >= _MAX_NAME + 1 else None
         key = cursor.text[after:end]
         return self._parameters.declares(key) and key not in self._keys
 
-    def _after_space(self, cursor: Cursor, at: int) -> int | None:
-        """The index of the next character that is no whitespace; None if it is not there yet. A long run is no markup."""
-        text = cursor.text
-        stop = min(len(text), at + _MAX_SPACE)
-        while at < stop and text[at] in _SPACE:
-            at += 1
-        return None if at == len(text) else at
-
     def _may_follow_value(self, cursor: Cursor, at: int) -> bool | None:
-        found = self._after_space(cursor, at)
-        if found is None:
-            return True if cursor.final else None
-        tag = cursor.match(found, self._in_call)
-        if not tag:
-            return None if tag == "" else False
-        if tag == self._codec.call_close:
-            return self._may_follow_call(cursor, found + len(tag), certain=True)
-        return True
+        """Whether another parameter, or the end of the call, stands here."""
+        verdict = self._follows(cursor, at, self._in_call)
+        if verdict and not self._bare and cursor.by_id(self._closer):
+            # The block's closer is known by its id, so that a quoted call in a value can be told from the end of this one.
+            at = _after_space(cursor.text, at)
+            if cursor.text.startswith(self._codec.call_close, at):
+                return self._follows(cursor, at + len(self._codec.call_close), self._between_calls)
+        return verdict
 
-    def _may_follow_call(self, cursor: Cursor, at: int, *, certain: bool) -> bool | None:
-        """What stands after a call's closer. Where the block's closer is known by its id, nothing else will do; else `certain`
-        is enough."""
-        if certain and (self._bare or not cursor.by_id(self._closer)):
-            return True
-        found = self._after_space(cursor, at)
-        if found is None:
+    def _follows(self, cursor: Cursor, at: int, tags: tuple[str, ...]) -> bool | None:
+        """Whether one of the tags, or the end of the output, stands here after whitespace; None if more text must decide."""
+        at = _after_space(cursor.text, at)
+        if at == len(cursor.text):
             return True if cursor.final else None
-        tag = cursor.match(found, self._between_calls)
+        tag = cursor.match(at, tags)
         return None if tag == "" else tag is not None
+
+
+def _after_space(text: str, at: int) -> int:
+    """The index after whitespace. A long run is no markup."""
+    stop = min(len(text), at + _MAX_SPACE)
+    while at < stop and text[at] in _SPACE:
+        at += 1
+    return at
 
 
 def _quoted(text: str) -> str:

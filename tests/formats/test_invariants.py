@@ -1,0 +1,273 @@
+"""The invariants of every format, over random outputs made of markers, halves of markers, calls, JSON and text."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import formats as run
+
+from gateway.formats import registry
+from gateway.formats.compiled import CompiledFormat
+from gateway.formats.program import Program
+from gateway.request import (
+    ContentText,
+    Finish,
+    ParseFailure,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolSpec,
+)
+
+TOOLS = (
+    ToolSpec(
+        "look",
+        None,
+        {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "depth": {"type": "integer"},
+                "ratio": {"type": ["number", "null"]},
+                "note": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "integer"}]},
+                "more": {"type": "object"},
+                "deep": {"$ref": "#/$defs/d"},
+            },
+            "$defs": {"d": {"type": "array", "items": {"type": "boolean"}}},
+        },
+    ),
+    ToolSpec("noop"),
+)
+FORMATS = sorted({each.name: each for each in registry.load().values()}.items())
+CASES = [
+    pytest.param(each, tail, id=f"{name}-{state}")
+    for name, each in FORMATS
+    for state, tail in (("generated", ""), ("opened", "open"), ("off", "closed"))
+    if isinstance(each, CompiledFormat) and (not tail or each.program.spec.reasoning)
+]
+WORDS = [
+    "look",
+    "noop",
+    " word",
+    "é😀",
+    "\n",
+    "\n\n",
+    " ",
+    "\t",
+    '"',
+    "\\",
+    "\\u00e9",
+    "\\ud83d",
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    "7",
+    "-0.5e3",
+]
+WORDS += [
+    "01",
+    "null",
+    "true",
+    "True",
+    "path",
+    "depth",
+    '{"a": [1, {"b": "x"}]}',
+    '"path"',
+    "\x01",
+    "<",
+    "</",
+    ">",
+    "=",
+    "\ud800",
+]
+CALLS = [
+    '{"name": "look", "arguments": {"path": "a b", "depth": 3}}',
+    '{"arguments": {"path": "<x>"}, "name": "look"}',
+    '{"name": "noop"}',
+    '{"name": "noop", "arguments": null, "id": 4}',
+    '{"name": "look", "arguments": "{\\"depth\\": 1}"}',
+    '{"name": "look", "arguments": {"depth": "no", "depth": 2}, "extra": []}',
+    '{"name": "look", "arguments": [1]}',
+    '{"name": "", "arguments": {}}',
+    "<function=look>\n<parameter=path>\na\nb\n</parameter>\n<parameter=depth>\n-3\n</parameter>\n</function>",
+    "<function=look>\n<parameter=note>\nnull\n</parameter>\n<parameter=deep>\n[true]\n</parameter>\n</function>",
+    "<function=noop>\n</function>",
+    "<function=look>\n<parameter=path>\nx\n<parameter=depth>\n4\n</function>",
+    "<function=", "<parameter=", "</parameter>", "</function>", "look>", "path>\n",
+]  # fmt: skip
+
+
+def _tail(each: CompiledFormat, state: str) -> str:
+    reasoning = each.program.spec.reasoning
+    if not state or reasoning is None:
+        return "<|turn|>assistant\n"
+    opened = f"<|turn|>assistant\n{reasoning.opener.text}\n"
+    return opened if state == "open" else f"{opened}\n{reasoning.closer.text}\n\n"
+
+
+def _outputs(program: Program) -> st.SearchStrategy[str]:
+    markers = [marker.text for marker in program.spec.markers]
+    halves = [marker[: len(marker) // 2] for marker in markers] + [marker[len(marker) // 2 :] for marker in markers]
+    wrapped = [
+        f"{block.opener.text}\n{call}\n{block.closer.text if block.closer else ''}"
+        for block in program.spec.blocks
+        for call in CALLS
+    ]
+    parts = [st.sampled_from(WORDS), st.text(max_size=4), st.sampled_from(CALLS)]
+    for some in (markers, halves, wrapped):
+        parts += [st.sampled_from(some)] if some else []
+    return st.lists(st.one_of(parts), max_size=14).map("".join)
+
+
+def _cases(each: CompiledFormat, state: str) -> st.SearchStrategy[run.Case]:
+    return st.builds(
+        run.Case,
+        raw=_outputs(each.program),
+        tools=st.sampled_from([TOOLS, ()]),
+        prompt_tail=st.just(_tail(each, state)),
+        reason=st.sampled_from(["stop", "length"]),
+        hold=st.booleans(),
+    )
+
+
+@pytest.mark.parametrize(("each", "state"), CASES)
+def test_any_split_gives_the_same_deltas(each: CompiledFormat, state: str) -> None:
+    @settings(max_examples=200, deadline=None)
+    @given(_cases(each, state), st.lists(st.integers(0, 200), max_size=8))
+    def check(case: run.Case, cuts: list[int]) -> None:
+        # A small cap on held text, so that it is reached too.
+        for program in (each.program, replace(each.program, held_chars=40)):
+            whole = run.parse(program, case)
+            for pieces in (run.by_characters(case.raw), run.by_cuts(case.raw, cuts), run.by_cuts(case.raw, range(0, 500, 4))):
+                assert run.parse(program, case, pieces) == whole
+
+    check()
+
+
+@pytest.mark.parametrize(("each", "state"), CASES)
+def test_tokens_give_the_same_deltas_as_text(each: CompiledFormat, state: str) -> None:
+    ids = run.marker_ids(each.program.spec)
+
+    @settings(max_examples=150, deadline=None)
+    @given(_cases(each, state), st.integers(1, 6))
+    def check(case: run.Case, size: int) -> None:
+        whole = run.parse(each.program, case)
+        tokens = run.tokens_of(case.raw, ids, size)
+        assert run.parse_tokens(each.program, case, tokens, ids, at_once=False) == whole
+        assert run.parse_tokens(each.program, case, tokens, ids, at_once=True) == whole
+
+    check()
+
+
+@pytest.mark.parametrize(("each", "state"), CASES)
+def test_a_text_that_spells_markers_is_data_where_ids_are_known(each: CompiledFormat, state: str) -> None:
+    spec = each.program.spec
+    spelled = [marker.text for marker in spec.markers if marker.token]
+    other = [marker.text for marker in spec.markers if not marker.token] + [
+        text for block in spec.blocks for text in block.codec.bare_openers
+    ]
+
+    @settings(max_examples=100, deadline=None)
+    @given(_cases(each, ""))
+    def check(case: run.Case) -> None:
+        case = replace(case, prompt_tail=_tail(each, ""))
+        tokens = [(10_000, character) for character in case.raw]
+        found = run.fold(run.parse_tokens(each.program, case, tokens, run.marker_ids(spec), at_once=False))
+        if not any(text in case.raw for text in other):
+            assert found.content == case.raw
+            assert {kind for kind, _ in found.failures} <= {"special_tokens_missing"}
+            assert bool(found.failures) <= any(text in case.raw for text in spelled)
+
+    check()
+
+
+@pytest.mark.parametrize(("each", "state"), CASES)
+def test_every_character_is_accounted_for(each: CompiledFormat, state: str) -> None:
+    @settings(max_examples=200, deadline=None)
+    @given(_cases(each, state))
+    def check(case: run.Case) -> None:
+        deltas, spans = run.accounted(each.program, case, run.by_cuts(case.raw, range(0, 500, 5)))
+        text = {kind: "".join(text for text, its in spans if its == kind) for kind in ("reasoning", "content", "failure")}
+        assert "".join(delta.text for delta in deltas if isinstance(delta, ReasoningText)) == text["reasoning"]
+        assert "".join(delta.text for delta in deltas if isinstance(delta, ContentText)) == text["content"]
+        failures = [delta for delta in deltas if isinstance(delta, ParseFailure)]
+        if text["failure"]:
+            assert any(delta.kind == "truncated_call" for delta in failures)
+        lost = [delta for delta in failures if delta.index is not None and not delta.recovered]
+        if not lost:
+            _check_markup(each, spans)
+
+    check()
+
+
+def _check_markup(each: CompiledFormat, spans: Sequence[tuple[str, str]]) -> None:
+    """Nothing but markers, whitespace and the codec's own syntax is markup."""
+    whole = "".join({"markup": text, "arguments": "\0"}.get(kind, "\1") for text, kind in spans)
+    for marker in each.program.spec.markers:
+        whole = whole.replace(marker.text, "\n")
+    for part in re.split("[\1]", whole):
+        if "<function=" in part:
+            rest = re.sub(r"<function=[^<>\n]+>|<parameter=[^<>\n]+>|</parameter>|</function>|\0", "", part)
+            assert not rest.strip(), (part, spans)
+            continue
+        rest = part.replace("\0", "0").strip()
+        while rest:
+            wrapper, end = json.JSONDecoder().raw_decode(rest)
+            assert "name" in wrapper, (part, spans)
+            rest = rest[end:].strip()
+
+
+@pytest.mark.parametrize(("each", "state"), CASES)
+def test_calls_are_whole_and_the_end_comes_once(each: CompiledFormat, state: str) -> None:
+    @settings(max_examples=200, deadline=None)
+    @given(_cases(each, state))
+    def check(case: run.Case) -> None:
+        deltas = run.parse(each.program, case)
+        assert [type(delta) for delta in deltas].count(Finish) == 1
+        folded = run.fold(deltas)
+        assert "internal" not in {kind for kind, _ in folded.failures}
+        for _, arguments in folded.calls:
+            assert isinstance(json.loads(arguments), dict)
+        starts = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
+        assert [delta.index for delta in starts] == list(range(len(starts)))
+        assert len({delta.id for delta in starts}) == len(starts)
+        ended = [delta.index for delta in deltas if isinstance(delta, ToolCallEnd)]
+        assert len(set(ended)) == len(ended)
+        if case.hold:
+            assert ended == list(range(len(starts)))
+        for index in {delta.index for delta in starts} - set(ended):
+            assert any(isinstance(delta, ParseFailure) and delta.index == index and not delta.recovered for delta in deltas)
+        assert folded.finish == ("length" if case.reason == "length" else "tool_calls" if ended else "stop")
+
+    check()
+
+
+@pytest.mark.parametrize(("each", "state"), CASES)
+def test_a_json_call_reaches_the_client_as_it_was_written(each: CompiledFormat, state: str) -> None:
+    @settings(max_examples=100, deadline=None)
+    @given(_cases(each, state))
+    def check(case: run.Case) -> None:
+        deltas, spans = run.accounted(each.program, case, [case.raw])
+        kinds = {delta.kind for delta in deltas if isinstance(delta, ParseFailure)}
+        unchanged = not kinds & {
+            "double_encoded",
+            "not_an_object",
+            "value_too_large",
+            "invalid_json",
+            "unterminated_call",
+            "truncated_call",
+        }
+        given_text = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments) and delta.text != "{}")
+        written = "".join(text for text, kind in spans if kind == "arguments" and text != "{}")
+        if unchanged and "<function=" not in case.raw:
+            assert given_text == written
+
+    check()
