@@ -15,6 +15,7 @@ _TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
 _COMBINED = ("$ref", "allOf", "anyOf", "oneOf")
 _MAX_NESTED = 64
 _MAX_STEPS = 20_000
+_MAX_SHOWN = 80
 
 
 class SchemaError(ValueError):
@@ -37,7 +38,7 @@ class Cases:
         if isinstance(schema, bool):
             return [{}] if schema else []
         if not isinstance(schema, Mapping):
-            raise SchemaError(f"{shown(repr(schema))} is not a schema")
+            raise SchemaError(f"{repr(schema)[:_MAX_SHOWN]} is not a schema")
         cases: list[Schema] = [_plain(schema)]
         if (ref := schema.get("$ref")) is not None:
             target = [] if ref in seen else self.of(self._resolved(ref), (*seen, ref), nested + 1)
@@ -63,7 +64,7 @@ class Cases:
             name = step.replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping) and name in found:
                 found = found[name]
-            elif isinstance(found, Sequence) and name.isdecimal() and int(name) < len(found):
+            elif isinstance(found, list | tuple) and name.isdecimal() and int(name) < len(found):
                 found = found[int(name)]
             else:
                 raise SchemaError(f"the reference {shown(ref)} points to nothing")
@@ -113,7 +114,7 @@ def _plain(schema: Schema) -> Schema:
         if check is not None:
             checked = check(value)
             if checked is None:
-                raise SchemaError(f"'{keyword}' cannot be {shown(repr(value))}")
+                raise SchemaError(f"'{keyword}' cannot be {repr(value)[:_MAX_SHOWN]}")
             case[keyword] = checked
     if "const" in schema:
         case["enum"] = _shared(case.get("enum", [schema["const"]]), [schema["const"]])

@@ -25,7 +25,7 @@ def alive(pid: int) -> bool:
 
 async def until(happened: Callable[[], object], limit_s: float = 10.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not happened():  # noqa: ASYNC110 - it is another process that we wait for
+        while not happened():
             await asyncio.sleep(0.02)
 
 
