@@ -47,6 +47,8 @@ class Redactor:
         forms = {form for secret in secrets if secret for form in (secret, quote(secret, safe=""), repr(secret)[1:-1])}
         longest_first = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if forms else None
+        self._suspect = re.compile("|".join([_SUSPECT.pattern, *map(re.escape, longest_first)]), re.IGNORECASE)
+        self._names = lru_cache(_REMEMBERED)(self._read_names)
         self._name = lru_cache(_REMEMBERED)(self._read_name)
         self._word = lru_cache(_REMEMBERED)(self._cut)
 
@@ -61,10 +63,36 @@ class Redactor:
 
     def line(self, event: Mapping[str, Any]) -> str:
         """The event as one line of JSON, without its line end."""
+        if self._as_it_is(event):
+            return jsonio.encode(event).decode()
         line = jsonio.encode(self._mapping(event, 0)).decode()
-        if line.isascii() and "\x7f" not in line:
-            return line
         return _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+
+    def _as_it_is(self, event: Mapping[str, Any]) -> bool:
+        """Whether nothing in it needs cleaning: the usual record, told by one look at all its texts together."""
+        if not self._names(tuple(event)):
+            return False
+        texts = []
+        for value in event.values():
+            kind = type(value)
+            if kind is str:
+                texts.append(value)
+            elif kind is int:
+                if not -_INT_LIMIT < value < _INT_LIMIT:
+                    return False
+            elif kind is tuple and len(value) <= _ITEMS and all(type(item) is str for item in value):
+                texts += value
+            elif kind not in _PLAIN and not (kind is dict and not value):
+                return False
+        return self._harmless(" ".join(texts))
+
+    def _harmless(self, text: str) -> bool:
+        if len(text) > _VALUE_BYTES or not (text.isascii() and text.isprintable()):
+            return False
+        return self._suspect.search(text) is None
+
+    def _read_names(self, names: tuple[str, ...]) -> bool:
+        return all(self._read_name(name) == (name, False) and name.isascii() and name.isprintable() for name in names)
 
     def _mapping(self, mapping: Mapping[Any, Any], depth: int) -> dict[str, object]:
         cleaned: dict[str, object] = {}

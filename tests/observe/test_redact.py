@@ -52,6 +52,26 @@ def test_ordinary_text_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("record", "written"),
+    [
+        ({"a": "b", "n": (), "d": {}}, {"a": "b", "n": [], "d": {}}),
+        ({"a": "b", "n": ("c", "d"), "i": -7}, {"a": "b", "n": ["c", "d"], "i": -7}),
+        ({"a": "b", "n": ("c", KEY)}, {"a": "b", "n": ["c", MASK]}),
+        ({"a": "b", "n": ("c", 1), "s": set()}, {"a": "b", "n": ["c", 1], "s": []}),
+        ({"a": "b", "i": 1 << 63}, {"a": "b", "i": hex(1 << 63)}),
+        ({"a": "b", KEY: 1}, {"a": "b", MASK: 1}),
+        ({"a": "b" * 600, "c": "d" * 600}, {"a": "b" * 600, "c": "d" * 600}),
+        ({"a": "first_token", "b": False, "token": None}, {"a": "first_token", "b": False, "token": None}),
+        ({"a": "b", "token": 5}, {"a": "b", "token": MASK}),
+        ({"e" * 70: "b"}, {"e" * 70: "b"}),
+    ],
+)
+def test_the_short_way_and_the_long_way_write_the_same(record: dict[str, Any], written: dict[str, Any]) -> None:
+    assert json.loads(REDACTOR.line(record)) == written
+    assert json.loads(REDACTOR.line(record | {"odd": "\n"})) == written | {"odd": "\n"}
+
+
+@pytest.mark.parametrize(
     "name", ["authorization", "Authorization", "x-api-key", "api_key", "cookie", "set-cookie", "password", "token", "hf_token"]
 )
 @pytest.mark.parametrize("value", ["plain", b"plain", 314159, ["plain"], {"a": "plain"}])
