@@ -78,7 +78,7 @@ async def serve(
         tasks = [asyncio.create_task(serve_until(stop, places, drain_s=server.drain_s))]
         draining = asyncio.create_task(_mark_draining(stop, gateway))
         if on_ready is not None:
-            tasks.append(asyncio.create_task(_while_serving(on_ready(gateway, port_of(main)), stop)))
+            tasks.append(asyncio.create_task(unless_stopped(on_ready(gateway, port_of(main)), stop)))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -87,8 +87,8 @@ async def serve(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _while_serving(work: Coroutine[None, None, None], stop: asyncio.Event) -> None:
-    """Does the work, or drops it when the gateway is told to stop."""
+async def unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> None:
+    """Does the work, or drops it when the process is told to stop."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -98,6 +98,7 @@ async def _while_serving(work: Coroutine[None, None, None], stop: asyncio.Event)
     finally:
         working.cancel()
         stopping.cancel()
+        await asyncio.wait([working])  # what it must clean up is done before anyone goes on
 
 
 async def _mark_draining(stop: asyncio.Event, gateway: Gateway) -> None:

@@ -242,12 +242,12 @@ class TimeoutSettings(_Settings):
     connect_s: Seconds = 1.0
     """Until the connection stands."""
 
-    headers_s: Seconds = 30.0
-    """From the request's last byte to the engine's answer headers. llama.cpp sends them at once; raise it for an endpoint that
-    holds them until the first token."""
+    headers_s: Seconds = 600.0
+    """From the request's last byte to the engine's answer headers. llama.cpp sends them once a slot takes the request, so that this
+    covers its queue; engines that send them at once may have a shorter one."""
 
     first_token_s: Seconds = 600.0
-    """From the answer headers to the first token. Covers the engine's queue and a long prompt."""
+    """From the answer headers to the first token. Covers a long prompt, and the queue of engines that send headers at once."""
 
     between_tokens_s: Seconds = 30.0
     """Between two tokens. Keep-alive comments do not count as tokens, and time spent waiting for the client does not count."""

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from engines.local import LocalEngine
+from engines.local import LocalEngine, LocalState
 from gateway.app import Gateway, tools_for
-from gateway.process import serve
+from gateway.process import serve, unless_stopped
 from gateway.server.listen import port_of
 from gateway.settings import EngineSettings, ModelSettings, ServerSettings, Settings
 from gateway.wire.jsonio import decode
@@ -41,9 +41,13 @@ async def up(
 ) -> None:
     """Serves until `stop`. Raises NotUp, or the engine's EngineStartError, with one clear line."""
     tools = tools_for(model)
-    engine = LocalEngine(model, alias=name, on_state=lambda state: console.print(f"engine: {state}", highlight=False))
+    teller = _Teller(console)
+    engine = LocalEngine(model, alias=name, on_state=teller)
     try:
-        await engine.start()
+        with teller.status:
+            await unless_stopped(engine.start(), stop)
+        if stop.is_set():
+            return
         settings = Settings(
             server=ServerSettings(port=port_of(sockets[0])),
             models=(
@@ -55,12 +59,38 @@ async def up(
 
         async def on_ready(gateway: Gateway, port: int) -> None:
             await _wait_ready(gateway, name)
-            await _greet(f"http://127.0.0.1:{port}", name, console)
+            try:
+                await _greet(f"http://127.0.0.1:{port}", name, console)
+            except httpx.HTTPError as error:
+                raise NotUp(f"the greeting failed: {error or type(error).__name__}") from None
             _show_how(console, port, name)
 
         await serve(settings, environ, sockets, stop, on_ready)
     finally:
         await engine.stop()
+
+
+class _Teller:
+    """Says how the engine is doing: one line that moves while it starts, one line for each later change."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._phase = ""
+        self.status = console.status("Starting the engine")
+
+    def __call__(self, state: LocalState) -> None:
+        if state.phase == "starting":
+            self.status.update(f"Starting the engine: {state.elapsed_s:.1f} s")
+        if state.phase == self._phase:
+            return
+        self._phase = state.phase
+        lines = {
+            "starting": "Starting the engine.",
+            "ready": f"The engine is ready after {state.elapsed_s:.1f} s.",
+            "down": f"The engine died and is started again. It said last: {state.message}",
+            "stopped": "The engine has ended.",
+        }
+        self._console.print(lines[state.phase], markup=False, highlight=False)
 
 
 async def _wait_ready(gateway: Gateway, name: str) -> None:

@@ -61,6 +61,16 @@ class Output:
         held, self._deltas = self._deltas, self._branches.pop()
         self._deltas += held
 
+    def commit_oldest(self) -> None:
+        """What the outermost branch held back counts; a branch within it stays."""
+        outer = self._branches.pop(0)
+        if self._branches:
+            outer += self._branches[0]
+            self._branches[0] = outer
+        else:
+            outer += self._deltas
+            self._deltas = outer
+
     def drop(self, *, keep_failures: bool) -> None:
         """What was held back does not count; its failures may."""
         held, self._deltas = self._deltas, self._branches.pop()

@@ -196,7 +196,7 @@ class Machine:
         """The thought had ended."""
         self._suspicion = None
         self._calls.pinned = False
-        self._output.commit()
+        self._output.commit_oldest()
         if self._state != self._call:
             self._cursor.forget()
 

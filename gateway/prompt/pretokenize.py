@@ -6,15 +6,17 @@ gives ids that are wrong for some text only.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gateway.errors import ModelFileError, shown
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _words(digits: str, letters: str = r"\p{L}+") -> str:
-    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}|{_TAIL}"
+def _words(digits: str, letters: str = r"\p{L}+", others: str = _OTHERS) -> str:
+    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}|{others}|{_SPACES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +35,28 @@ class PreTokenizer:
 _GPT2 = PreTokenizer(gpt2=True)
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}",), gpt2=True)
 _QWEN2 = PreTokenizer((_words(r"\p{N}"),))
-_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), whole_words=True, bos=True)
-
-TABLE: Mapping[str, PreTokenizer] = {
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "mpt": _GPT2,
-    "olmo": _GPT2,
-    "smollm": _SINGLE_DIGITS,
-    "starcoder": _SINGLE_DIGITS,
-    "refact": _SINGLE_DIGITS,
-    "command-r": _SINGLE_DIGITS,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
+_QWEN35 = PreTokenizer((_words(r"\p{N}", r"[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),))
+_SEED = PreTokenizer((_words(r"\p{N}", others=r" ?[^\s\p{L}\p{N}\r\n]+"),))
+_THREE_DIGITS = (_words(r"\p{N}{1,3}"),)
+_LLAMA3 = PreTokenizer(_THREE_DIGITS, whole_words=True, bos=True)
+_DEEPSEEK3 = PreTokenizer(
+    (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        rf"[!-/:-@\[-`{{-~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+    )
+)
+_NAMES: Mapping[PreTokenizer, str] = {
+    _GPT2: "gpt-2 phi-2 mpt olmo exaone4 granite-docling",
+    _SINGLE_DIGITS: "smollm starcoder refact command-r exaone",
+    _QWEN2: "qwen2 deepseek-r1-qwen stablelm2 hunyuan",
+    _QWEN35: "qwen35",
+    _SEED: "seed-coder",
+    _LLAMA3: "llama-bpe llama3 llama-v3 lfm2",
+    PreTokenizer(_THREE_DIGITS): "glm4 chatglm-bpe",
+    _DEEPSEEK3: "deepseek-v3",
 }
+TABLE: Mapping[str, PreTokenizer] = MappingProxyType({name: rules for rules, names in _NAMES.items() for name in names.split()})
 
 
 def pre_tokenizer(name: str | None) -> PreTokenizer:

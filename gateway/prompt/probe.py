@@ -111,16 +111,22 @@ class _Rig:
         self._template = template
         self._specials = specials
         self._always = False
-        try:
-            self.render([_USER])
-        except BadRequest as error:
+        if self.shows([_USER], "probeusermark") != "yes":
+            reason = self._reason()
             self._always = True
             if self.shows([_USER], "probeusermark") != "yes":
-                raise ModelFileError(f"The chat template does not render one user message: {error.message}") from None
+                raise ModelFileError(f"The chat template does not show one user message to the model: {reason}")
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool = False, prompt: bool = False, **switches: Any) -> str:
         given: Json = {"tools": [*_TOOLS] if tools or self._always else None, "documents": None, "add_generation_prompt": prompt}
         return self._template.render({**self._specials, **switches, "messages": [dict(m) for m in messages], **given})
+
+    def _reason(self) -> str:
+        try:
+            self.render([_USER])
+        except BadRequest as error:
+            return error.message
+        return "its text is left out"
 
     def shows(self, messages: Sequence[Mapping[str, Any]], *marks: str, tools: bool = False) -> Support:
         try:
@@ -147,7 +153,7 @@ def _written(value: str, form: ArgumentForm) -> object:
 
 
 def _call_message(no_content: NoContentForm, arguments: Sequence[object]) -> Json:
-    content: Json = {"empty": {"content": ""}, "absent": {}, "null": {"content": None}}[no_content]
+    content: Json = {} if no_content == "absent" else {"content": "" if no_content == "empty" else None}
     calls = [
         {"id": _IDS[number], "type": "function", "function": {"name": _NAME, "arguments": value}}
         for number, value in enumerate(arguments)

@@ -53,8 +53,9 @@ def _gguf_file(path: Path) -> ModelFiles:
     with path.open("rb") as file:
         if path.stat().st_size == 0:
             raise ModelFileError("The file is empty.")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-            return from_metadata(gguf.read_metadata(memoryview(buffer)))
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer, memoryview(buffer) as view:
+            metadata = gguf.read_metadata(view)
+    return from_metadata(metadata)
 
 
 def from_metadata(metadata: gguf.Metadata) -> ModelFiles:

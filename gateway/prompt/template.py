@@ -80,9 +80,10 @@ class _Refusal(TemplateError):
 class _Context(Context):
     """A render's own state: the names of the template and the budget."""
 
-    def __init__(self, environment: "_Environment", *args: Any, **kwargs: Any) -> None:
-        super().__init__(environment, *args, **kwargs)
-        self.budget = Budget(environment.limits)
+    def __init__(self, environment: "_Environment", parent: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(environment, parent, *args, **kwargs)
+        messages = parent.get("messages")
+        self.budget = Budget(environment.limits, len(messages) if isinstance(messages, list) else 0)
 
 
 class _Generation(Extension):
@@ -140,7 +141,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         budget = cast(_Context, context).budget
         owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
         if isinstance(owner, str | list | tuple | dict):
-            args = tuple(_counted(budget, value) for value in args)
+            args = tuple(_counted(budget, value, obj.__name__) for value in args)
             budget.function(obj.__name__, owner, [*args, *kwargs.values()])
         else:
             budget.step()
@@ -187,7 +188,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @pass_context
     def guarded(context: _Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget = context.budget
-        value = _counted(budget, value)
+        value = _counted(budget, value, name)
         budget.function(name, value, [*args, *kwargs.values()])
         known: Mapping[str, Any] = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         lead = (known[wants],) if wants else ()
@@ -198,8 +199,11 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _counted(budget: Budget, value: Any) -> Any:
-    return budget.counted(value) if isinstance(value, Iterator) else value
+def _counted(budget: Budget, value: Any, name: str) -> Any:
+    """A generator, counted as it is drawn; for `join` drawn at once, so that its size is known."""
+    if not isinstance(value, Iterator):
+        return value
+    return list(budget.counted(value)) if name == "join" else budget.counted(value)
 
 
 @pass_context
