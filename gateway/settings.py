@@ -243,8 +243,8 @@ class TimeoutSettings(_Settings):
     """Until the connection stands."""
 
     headers_s: Seconds = 600.0
-    """From the request's last byte to the engine's answer headers. llama.cpp sends them once a slot takes the request, so that this
-    covers its queue; engines that send them at once may have a shorter one."""
+    """From the request's last byte to the engine's answer headers. llama.cpp sends them once a slot takes the request, so
+    that this covers its queue; engines that send them at once may have a shorter one."""
 
     first_token_s: Seconds = 600.0
     """From the answer headers to the first token. Covers a long prompt, and the queue of engines that send headers at once."""
