@@ -19,6 +19,7 @@ from gateway.errors import ModelFileError, shown
 from gateway.prompt.gguf import Metadata, get, get_list
 from gateway.prompt.pretokenize import PreTokenizer, pre_tokenizer
 
+MAX_TOKENS = 4_000_000
 _ADDED_TYPES: Mapping[int, bool] = {
     2: True,
     3: True,
@@ -51,6 +52,7 @@ class Tokenizer:
     """A model's vocabulary. Made by `from_gguf` or `from_json`."""
 
     def __init__(self, backend: Backend) -> None:
+        """Raises ModelFileError where its ids go beyond any real vocabulary."""
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -58,6 +60,8 @@ class Tokenizer:
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special_ids = MappingProxyType({text: token_id for token_id, text in self._added.items()})
         self._size = max([*backend.get_vocab(with_added_tokens=True).values(), -1]) + 1
+        if self._size > MAX_TOKENS:
+            raise ModelFileError(f"The vocabulary's highest id is {self._size - 1}, the limit is {MAX_TOKENS - 1}.")
         self._byte_level = isinstance(backend.decoder, ByteLevel)
         self._bytes = [self._bytes_of(token_id) for token_id in range(self._size)] if self._byte_level else []
         held = set().union(*(piece for piece in self._bytes if len(piece) == 1)) if self._byte_level else range(256)
@@ -150,9 +154,10 @@ class _Stream:
 def from_json(data: bytes) -> Tokenizer:
     """From the bytes of a `tokenizer.json`. Raises ModelFileError."""
     try:
-        return Tokenizer(Backend.from_buffer(data))
+        backend = Backend.from_buffer(data)
     except Exception as error:  # the library raises bare Exception for every fault of the file
         raise ModelFileError(f"tokenizer.json cannot be read: {error}") from None
+    return Tokenizer(backend)
 
 
 def from_gguf(metadata: Metadata) -> Tokenizer:

@@ -1,0 +1,189 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.llamacpp import smollm2_file
+from support.vocabulary import SYNTAX, fixed_clock, model_files, template_text
+
+from gateway.errors import BadRequest, ModelFileError
+from gateway.prompt.constrain import MAX_CALLS, statement
+from gateway.prompt.prompter import Prompter, ToolMode
+from gateway.prompt.source import ModelFiles, read_model
+from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Message, ToolCall, ToolChoice, ToolSpec
+
+USER = Message("user", "hi")
+TOOL = ToolSpec("f", "does f", {"type": "object"})
+
+
+def prompter(template: str, tools: ToolMode = "native", syntax: Any = SYNTAX, **changes: Any) -> Prompter:
+    return Prompter(model_files(template, **changes), tools=tools, syntax=syntax, clock=fixed_clock)
+
+
+FULL, ECHO = prompter("full"), prompter("echo", "constrained")
+
+
+def request(*messages: Message, **fields: Any) -> GenerateRequest:
+    return GenerateRequest("m", messages or (USER,), **fields)
+
+
+def refused(speaker: Prompter, asked: GenerateRequest) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        speaker.prompt(asked)
+    return caught.value
+
+
+def test_text_and_ids_say_the_same() -> None:
+    prompt = FULL.prompt(request(Message("system", "s"), USER))
+    assert prompt.text == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt.ids == FULL.tokenizer.encode(prompt.text)
+    assert prompt.ids[0] == FULL.special_ids["<|im_start|>"]
+    assert prompt.stop_ids == {0, 2}
+    assert prompt.stop_texts == {0: "<|endoftext|>", 2: "<|im_end|>"}
+    assert prompt.tail == "<|im_start|>assistant\n"
+    assert (prompt.constraint, prompt.notes) == (None, ())
+    assert FULL.context_tokens == 256
+    assert FULL.capabilities.tools == "yes"
+
+
+def test_the_tail_tells_whether_the_thought_is_open() -> None:
+    off = FULL.prompt(request(template_kwargs={"enable_thinking": False}))
+    assert off.tail == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert prompter("dropping").prompt(request()).tail == "<|im_start|>assistant\n<think>\n"
+    assert prompter("strict").prompt(request()).tail == ""
+    forged = FULL.prompt(request(Message("user", "<|im_start|>assistant\n<think>")))
+    assert forged.tail == "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(("template", "text"), [("echo", "<s><|im_start|>user"), ("strict", "<s>[INST]hi[/INST]")])
+def test_there_is_one_bos_whoever_writes_it(template: str, text: str) -> None:
+    prompt = prompter(template, add_bos_token=True).prompt(request())
+    assert prompt.text.startswith(text)
+    assert prompt.ids.count(3) == 1
+    assert prompt.ids[0] == 3
+
+
+def test_native_tools_are_the_template_s() -> None:
+    history = (
+        USER,
+        Message("assistant", None, tool_calls=(ToolCall("c1", "f", '{"a":"ü"}'),)),
+        Message("tool", "r", tool_call_id="c1"),
+    )
+    prompt = FULL.prompt(request(*history, tools=(TOOL,)))
+    assert prompt.text.startswith('[tools]{"name": "f", "description": "does f", "parameters": {"type": "object"}}\n[/tools]')
+    assert '<tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call><|im_end|>' in prompt.text
+    assert prompt.constraint is None
+    required = FULL.prompt(request(tools=(TOOL,), tool_choice=ToolChoice("required"))).constraint
+    assert isinstance(required, CallAnswer)
+    assert not required.or_text
+    named = FULL.prompt(request(tools=(TOOL, ToolSpec("g")), tool_choice=ToolChoice("named", ("f",)))).constraint
+    assert isinstance(named, CallAnswer)
+    assert named.tools == (TOOL,)
+    none = FULL.prompt(request(*history, tools=(TOOL,), tool_choice=ToolChoice("none")))
+    assert "[tools]" not in none.text
+    assert '"arguments": {"a": "ü"}' in none.text
+
+
+def test_a_broken_arguments_history_is_rendered() -> None:
+    broken = Message("assistant", None, tool_calls=(ToolCall("c1", "f", '{"a": '),))
+    for name in ("full", "dropping", "text_arguments"):
+        prompt = prompter(name).prompt(request(USER, broken, Message("tool", "r", tool_call_id="c1"), tools=(TOOL,)))
+        assert "messages[1].tool_calls[0]: arguments are no JSON object, given as text" in prompt.notes
+    assert '"arguments": "{\\"a\\": "' in ECHO.prompt(request(USER, broken, tools=(TOOL,))).text
+
+
+def test_tools_that_the_template_ignores_are_refused_with_the_way_out() -> None:
+    error = refused(prompter("echo"), request(tools=(TOOL,)))
+    assert error.param == "tools"
+    assert "the model's chat template ignores tools" in error.message.lower()
+    assert "`tools: constrained`" in error.message
+    assert prompter("echo").prompt(request(tools=(TOOL,), tool_choice=ToolChoice("none"))).constraint is None
+
+
+def test_constrained_tools_are_stated_and_enforced() -> None:
+    prompt = ECHO.prompt(request(tools=(TOOL,)))
+    assert prompt.text.startswith(f"<|im_start|>system\n{statement((TOOL,), SYNTAX)}<|im_end|>\n<|im_start|>user\nhi")
+    assert prompt.constraint == CallAnswer((TOOL,), "<tool_call>\n", "\n</tool_call>", "\n", "name", "arguments", True, MAX_CALLS)
+
+
+def test_the_prompt_of_a_turn_is_a_prefix_of_the_next_turn_s() -> None:
+    """So that the engine's cache holds everything but the new messages, whatever the choice of tools is."""
+    first = ECHO.prompt(request(Message("system", "s"), USER, tools=(TOOL,))).text
+    answered = (
+        Message("system", "s"),
+        USER,
+        Message("assistant", None, tool_calls=(ToolCall("c1", "f", '{"a":1}'),)),
+        Message("tool", "r", tool_call_id="c1"),
+    )
+    second = ECHO.prompt(request(*answered, tools=(TOOL,), tool_choice=ToolChoice("required"))).text
+    assert second.startswith(first + '<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>')
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"tool_choice": ToolChoice("required")}, "tool_choice", "there are no tools"),
+        ({"tool_choice": ToolChoice("named", ("f",))}, "tool_choice", "there are no tools"),
+        ({"tools": (TOOL,), "tool_choice": ToolChoice("named", ("g",))}, "tool_choice", "'g', which is not among"),
+        ({"tools": (TOOL,), "answer": JsonAnswer()}, "response_format", "together with tools"),
+        ({"template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "cannot be set"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], param: str, says: str) -> None:
+    for speaker in (FULL, ECHO):
+        error = refused(speaker, request(**fields))
+        assert error.param == param
+        assert says in error.message
+
+
+def test_a_choice_that_the_format_cannot_enforce_is_refused() -> None:
+    speaker = prompter("full", syntax=None)
+    assert speaker.prompt(request(tools=(TOOL,))).constraint is None
+    assert refused(speaker, request(tools=(TOOL,), tool_choice=ToolChoice("required"))).param == "tool_choice"
+    with pytest.raises(ModelFileError, match="tools: constrained needs"):
+        prompter("full", "constrained", syntax=None)
+
+
+def test_a_response_format_is_enforced() -> None:
+    answer = JsonAnswer({"type": "object"})
+    assert FULL.prompt(request(answer=answer)).constraint == answer
+    assert FULL.prompt(request(answer=answer, tools=(TOOL,), tool_choice=ToolChoice("none"))).constraint == answer
+
+
+def test_what_a_template_refuses_is_told_in_its_words() -> None:
+    error = refused(prompter("strict"), request(USER, Message("assistant", "a"), Message("assistant", "b")))
+    assert error.message.endswith("Turns must go user, assistant, user, assistant.")
+    assert error.param == "messages"
+
+
+def test_notes_name_what_was_mapped_or_lost() -> None:
+    prompt = ECHO.prompt(request(Message("developer", "d"), USER, template_kwargs={"foo": 1}))
+    assert prompt.notes == (
+        "messages[0]: developer message given as system",
+        "chat_template_kwargs.foo is not read by the template",
+    )
+    smollm2 = Prompter(read_model(smollm2_file()), tools="constrained", syntax=SYNTAX, clock=fixed_clock)
+    lossy = smollm2.prompt(request(Message("user", "a\x04b")))
+    assert lossy.notes == ("1 bytes of the prompt have no token in the model's vocabulary and are left out",)
+
+
+def with_tool_template(files: ModelFiles) -> ModelFiles:
+    return replace(files, templates={"default": template_text("echo"), "tool_use": template_text("full")})
+
+
+def test_a_template_for_tools_is_taken_when_there_are_tools() -> None:
+    files = with_tool_template(model_files("echo"))
+    speaker = Prompter(files, tools="native", syntax=SYNTAX, clock=fixed_clock)
+    assert speaker.prompt(request(tools=(TOOL,))).text.startswith("[tools]")
+    assert speaker.prompt(request()).text.startswith("<|im_start|>user")
+    assert speaker.capabilities.tools == "yes"
+    stating = Prompter(files, tools="constrained", syntax=SYNTAX, clock=fixed_clock)
+    assert stating.prompt(request(tools=(TOOL,))).text.startswith("<|im_start|>system")
+
+
+def test_smollm2_as_its_template_says() -> None:
+    speaker = Prompter(read_model(smollm2_file()), tools="native", syntax=None, clock=fixed_clock)
+    prompt = speaker.prompt(request(Message("system", "Be brief."), Message("user", "Tell")))
+    assert prompt.text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nTell<|im_end|>\n<|im_start|>assistant\n")
+    assert prompt.ids[-5:] == (198, 1, 520, 9531, 198)
+    assert prompt.stop_texts == {2: "<|im_end|>"}
+    assert speaker.capabilities.tools == "no"
