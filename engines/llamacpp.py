@@ -5,7 +5,7 @@ that are complete. An id that ends the turn is never among the dropped: it compl
 that it is told, and the gateway never sends `stop` strings, since those are matched on rendered text only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from gateway.wire.jsonio import Decoder, JsonError, encode
 from gateway.wire.sse import SseEvent
 
 _SEEDS = 2**32 - 1  # the largest 32-bit number means "random" to llama.cpp
-_FINISH: dict[str, FinishReason] = {"eos": "stop", "word": "stop", "limit": "length"}
+_FINISH: Mapping[str, FinishReason] = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 class LlamaCpp:

@@ -32,7 +32,6 @@ class ErrorObject(msgspec.Struct, gc=False):
 
 class _Answer(ErrorObject):
     error: ErrorObject | str | None = None
-    detail: msgspec.Raw | None = None
 
 
 _ANSWER = Decoder(_Answer)

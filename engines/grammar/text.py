@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 _DIGITS = 19
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPES: Mapping[str, str] = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def literal(text: str) -> str:

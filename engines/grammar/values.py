@@ -14,7 +14,7 @@ from engines.grammar.text import integers, listed, literal, times
 from gateway.wire.jsonio import encode
 
 COLON, COMMA = '":" s', '"," s'
-_SHARED = {
+_SHARED: Mapping[str, str] = {
     "s": '" "?',
     "char": r'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ([0-9a-cefA-CEF] hex hex hex | [dD] [0-7] hex hex))',
     "hex": "[0-9a-fA-F]",

@@ -97,6 +97,7 @@ def _params(params: Any, options: argparse.Namespace) -> Any:
     params.cache_ram_mib = options.cache_mib
     params.endpoint_slots = params.endpoint_props = params.endpoint_metrics = True
     params.ui = False
+    params.cors_origins = "http://127.0.0.1"  # by default any web page that the user visits may read prompts out of /slots
     params.verbosity = 1  # errors only
     if options.threads is not None:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads

@@ -56,6 +56,8 @@ CASES: list[tuple[Json, list[str], list[str]]] = [
     ({"type": "integer", "enum": [1.0, 1.5, True]}, ["1.0"], ["1.5", "true"]),
     ({"type": "array", "enum": [[1], "x"]}, ["[1]"], ['"x"']),
     ({"type": ["boolean", "object"], "enum": [False, {}, 0]}, ["false", "{}"], ["0"]),
+    ({"type": ["boolean", "string"], "enum": [None, [], 1.5, "a", False]}, ['"a"', "false"], ["null", "[]", "1.5"]),
+    ({"type": "null", "enum": [None, 0]}, ["null"], ["0"]),
     ({"type": ["string", "null"]}, ['"a"', "null"], ["1"]),
     ({"type": ["integer", "number"]}, ["1", "1.5"], ["null"]),
     ({"type": "array", "items": {"type": "integer"}}, ["[]", "[1]", "[1,2, 3]"], ["[1 ,2]", "[1,]", "[null]", "[1,  2]"]),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.llamacpp import free_port, smollm2_file, wait_ready
+from support.llamacpp import EngineUnderTest, free_port, smollm2_file, wait_ready
 
 COMMAND = [sys.executable, "-m", "engines.launch.llamacpp"]
 
@@ -93,3 +93,10 @@ def test_a_signal_ends_it_at_once_though_an_answer_runs(number: signal.Signals) 
 def test_it_ends_when_it_is_no_child_of_the_named_parent() -> None:
     with started("--parent", str(os.getpid() + 1)) as (process, _):
         assert process.wait(3) == 0
+
+
+@pytest.mark.engine
+def test_no_web_page_may_read_its_answers(local_engine: EngineUnderTest) -> None:
+    request = urllib.request.Request(f"{local_engine.url}/slots", headers={"Origin": "http://page.example"})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        assert answer.headers["Access-Control-Allow-Origin"] not in ("*", "http://page.example", "null")
