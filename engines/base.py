@@ -60,8 +60,8 @@ class EngineFinish(msgspec.Struct, frozen=True, gc=False):
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """One event of an engine's answer.
 
-    `tokens` counts the generated tokens that it carries, visible or not (0 for progress and end chunks). `ids` are complete or
-    None. `stop_id` is set where one of the work's stop ids was generated: the turn ends before it, and its own text is in no chunk.
+    `tokens` counts the generated tokens that it carries, visible or not (0 for progress chunks). `ids` are complete or
+    None. `stop_id` is set where one of the work's stop ids was generated: the turn ends before it, its own text is in no chunk.
     It may come one event after its token is counted, with `finish`, so that the usage and the connection are not lost.
     `deltas` and `raw` come from engines that parse themselves: what the event says, and the event's own data.
     """
