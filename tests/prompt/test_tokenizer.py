@@ -179,9 +179,9 @@ def test_a_tokenizer_json_that_is_byte_level() -> None:
 
 
 def test_an_id_beyond_any_real_vocabulary_is_refused() -> None:
-    backend = Tokenizer(models.BPE(vocab={"a": 4_000_000_000}, merges=[]))
+    small = Tokenizer(models.BPE(vocab={"a": 77}, merges=[])).to_str()
     with pytest.raises(ModelFileError, match="highest id is 4000000000"):
-        ours.from_json(backend.to_str().encode())
+        ours.from_json(small.replace("77", "4000000000").encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"not json", b'{"model": {"type": "BPE"}}'])
