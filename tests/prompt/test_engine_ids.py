@@ -22,7 +22,7 @@ pytestmark = pytest.mark.engine
 
 WORDS = (
     "a B é ß 1 23 456789 ٣ ² Ⅷ ½ 's 'LL 'ſ 'S don't I'VE ! ?! ... _ -- $ € ª { \" \\ word İ 你好 日本 한국 🦙 👨‍👩‍👧 "
-    "<|im_start|> <|im_end|> <|im_ |> <gh_stars> <|endoftext|> </tool_call> x\x04y \x06 "
+    "<|im_start|> <|im_end|> <|im_ |> <gh_stars> <|endoftext|> </tool_call> x\x04y =\x04= -\x06- \x06 "
     "e\u0301 \u0300 \u200d \ufeff \u0d4d \u0e33 \U0001f1e9\U0001f1ea"
 )
 SPACES = (" ", "  ", "\t", "\n", "\r\n", "\n\n\n", "  \n", "\x0b", "\x0c", "\x85", *"\u00a0\u1680\u180e\u2028\u3000")

@@ -83,7 +83,7 @@ def test_whether_a_gguf_file_wants_a_bos(tmp_path: Path, changes: dict[str, Fiel
         ({"tokenizer__chat_template": None}, "has no chat template"),
         ({"tokenizer__chat_template": ""}, "has no chat template"),
         ({"tokenizer__chat_template": 3}, "holds a int"),
-        ({"tokenizer__ggml__eos_token_id": 9999}, "eos_token_id is 9999, but the vocabulary has 276"),
+        ({"tokenizer__ggml__eos_token_id": 9999}, "eos_token_id is 9999, but the vocabulary has 277"),
         ({"tokenizer__ggml__eos_token_id": None, "tokenizer__ggml__eot_token_id": None}, "name no end token"),
         ({"tokenizer__ggml__bos_token_id": None, "tokenizer__ggml__add_bos_token": True}, "do not say which"),
         ({"tokenizer__ggml__model": "llama"}, "SentencePiece"),

@@ -12,7 +12,7 @@ from gateway.prompt.source import ModelFiles, from_metadata
 TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>")
 DEFINED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-MERGES = ("t h", "h e", "i n", "e r", "a n", "o n", "th e", "1 2", "\u0120 t", "\u0120 the", "\u0120 a")
+MERGES = ("t h", "h e", "i n", "e r", "a n", "o n", "th e", "1 2", "- -", "\u0120 t", "\u0120 the", "\u0120 a")
 WORDS = tuple(pair.replace(" ", "") for pair in MERGES)
 SYNTAX = CallSyntax("<tool_call>\n", "\n</tool_call>", "\n", "name", "arguments")
 
