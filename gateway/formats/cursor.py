@@ -57,6 +57,14 @@ class Cursor:
         """Read up to index `to` of `text`."""
         self.pos = to
 
+    def skip(self, characters: str) -> bool:
+        """Read a run of these characters as markup; False if nothing else is there yet."""
+        text, at = self.text, self.pos
+        while at < len(text) and text[at] in characters:
+            at += 1
+        self.advance(at, "markup")
+        return at < len(text)
+
     def keep(self) -> None:
         """Keep what is read from here on; earlier text is forgotten."""
         self.kept_at = self.offset

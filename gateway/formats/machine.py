@@ -53,6 +53,7 @@ class Machine:
         self._calls = Calls(options, self._output, self._cursor, program.spec.call_ids, program.held_chars)
         self._has_tools = bool(options.tools)
         self._reader: Reader
+        self._has_closer = False
         self._suspicion: _Suspicion | None = None
         self._trusted_from = 0  # an opener in the thought before this offset begins no call
         self._raw_until = 0  # text of a damaged block up to this offset is content, whatever it spells
@@ -161,16 +162,13 @@ class Machine:
     def _begin_thought(self, opener: str, trim: str) -> bool:
         """Newlines at its beginning, and an opener that repeats the template's, are markup. False if more text must decide."""
         cursor = self._cursor
-        at = cursor.pos
-        while at < len(cursor.text) and cursor.text[at] in trim:
-            at += 1
-        cursor.advance(at, "markup")
-        repeated = cursor.match(at, (opener,))
+        cursor.skip(trim)
+        repeated = cursor.match(cursor.pos, (opener,))
         if repeated == "" and not cursor.final:
             return False
         if repeated:
             self._fail("stray_marker", cursor.offset)
-            cursor.advance(at + len(opener), "markup")
+            cursor.advance(cursor.pos + len(opener), "markup")
             return self._begin_thought(opener, trim)
         self._fresh = False
         return True
@@ -226,8 +224,8 @@ class Machine:
         cursor = self._cursor
         if self._suspicion is not None:
             self._suspected(cursor.offset)
-        if self._fresh and not self._skip_newlines():
-            return False
+        if self._fresh:
+            self._fresh = not cursor.skip("\n")
         begin = cursor.pos
         at, literal = self._program.in_content.find(cursor, begin)
         text = cursor.text[begin:at]
@@ -239,15 +237,6 @@ class Machine:
             return self._marker(at, literal, self._before_call(begin, at))
         self._text(at if cursor.final else self._before_call(begin, at))
         return False
-
-    def _skip_newlines(self) -> bool:
-        cursor = self._cursor
-        at = cursor.pos
-        while at < len(cursor.text) and cursor.text[at] == "\n":
-            at += 1
-        cursor.advance(at, "markup")
-        self._fresh = at == len(cursor.text)
-        return not self._fresh
 
     def _before_call(self, begin: int, at: int) -> int:
         """The index at which the text before a call ends, as the template writes newlines between them."""
@@ -320,6 +309,7 @@ class Machine:
         if bare:
             calls.fail("missing_opener", cursor.base + at, recovered=True)
         cursor.advance(at if bare else at + len(literal), "markup")
+        self._has_closer = block.closer is not None
         self._reader = block.codec.reader(block.opener.text, block.closer.text if block.closer else "", calls, bare)
         self._may_think = False
         self._state = self._call
@@ -359,9 +349,13 @@ class Machine:
         self._state = self._raw
 
     def _raw(self) -> bool:
-        """Text of a damaged block, up to its closer or the next opener."""
+        """Text of a damaged block, up to its closer or the next opener; without a closer, up to where it was read."""
         cursor = self._cursor
         start = max(cursor.pos, min(self._raw_until - cursor.base, len(cursor.text)))
+        if not self._has_closer and self._raw_until <= cursor.base + start:
+            self._text(start)
+            self._state = self._content
+            return True
         at, literal = self._program.in_damage.find(cursor, start)
         if not literal:
             self._text(at)

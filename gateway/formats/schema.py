@@ -1,7 +1,7 @@
 """What a tool's JSON Schema says about its parameters: their types, and whether finished arguments fit.
 
-Invariant: a client's schema never raises here, whatever it holds, and nothing is fetched. One that cannot be used (invalid, too
-large, with remote references) says nothing: every type is possible and nothing is a mismatch.
+Invariant: a client's schema never raises here, whatever it holds, and nothing is fetched. One that cannot be checked (invalid,
+with remote references) misses nothing; its types are read as far as they can be. A part that says nothing allows every type.
 """
 
 from collections.abc import Mapping

@@ -122,7 +122,7 @@ def _outputs(program: Program) -> st.SearchStrategy[str]:
         for call in CALLS
     ]
     parts = [st.sampled_from(WORDS), st.text(max_size=4), st.sampled_from(CALLS)]
-    for some in (markers, halves, wrapped):
+    for some in (markers, halves, wrapped, wrapped):
         parts += [st.sampled_from(some)] if some else []
     return st.lists(st.one_of(parts), max_size=14).map("".join)
 
@@ -160,6 +160,8 @@ def test_tokens_give_the_same_deltas_as_text(each: CompiledFormat, state: str) -
     @given(_cases(each, state), st.integers(1, 6))
     def check(case: run.Case, size: int) -> None:
         whole = run.parse(each.program, case)
+        if any(isinstance(delta, ParseFailure) and delta.kind == "missing_closer" for delta in whole):
+            return  # a tag that is only text may end a value without the block's closer; where that is an id it may not
         tokens = run.tokens_of(case.raw, ids, size)
         assert run.parse_tokens(each.program, case, tokens, ids, at_once=False) == whole
         assert run.parse_tokens(each.program, case, tokens, ids, at_once=True) == whole

@@ -55,7 +55,7 @@ TOOLS = (
 FAMILIES: dict[str, Program] = {each.name: each.program for each in registry.load().values() if isinstance(each, CompiledFormat)}
 TABLES = {name: yaml.safe_load((DATA / f"{name}.yaml").read_text(encoding="utf-8")) for name in FAMILIES}
 ROWS = [pytest.param(name, row, id=f"{name}-{row['name']}") for name, rows in TABLES.items() for row in rows]
-SPLITS = 200
+SPLITS = 50
 
 
 def _case(row: dict[str, Any]) -> run.Case:

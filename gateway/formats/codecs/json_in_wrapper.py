@@ -72,12 +72,7 @@ class WrapperReader:
 
     def _next(self, cursor: Cursor) -> str:
         """The next character that is no whitespace, unread; "" if there is none yet."""
-        text, pos = cursor.text, cursor.pos
-        end = len(text)
-        while pos < end and text[pos] in _SPACE:
-            pos += 1
-        cursor.advance(pos, "markup")
-        return text[pos] if pos < end else ""
+        return cursor.text[cursor.pos] if cursor.skip(_SPACE) else ""
 
     def _invalid(self, cursor: Cursor) -> Damage:
         return Damage("invalid_json", cursor.offset, cursor.offset)
@@ -164,7 +159,7 @@ class WrapperReader:
         if self._value.failed:
             return self._invalid(cursor)
         if not self._value.done:
-            return None if self._value.repeated else "more"
+            return None if self._value.repeated else "more"  # a repeated key in a member that only we read says nothing
         self._state = self._after_value
         return None
 
@@ -183,7 +178,7 @@ class WrapperReader:
         """The held value, if it is a string."""
         try:
             value = jsonio.decode("".join(self._pieces))
-        except (jsonio.JsonError, UnicodeEncodeError):  # a lone surrogate
+        except jsonio.JsonError:  # a lone surrogate
             return None
         return value if isinstance(value, str) else None
 

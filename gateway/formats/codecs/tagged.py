@@ -92,11 +92,8 @@ class TaggedReader:
 
     def _next_tag(self, cursor: Cursor, tags: tuple[str, ...]) -> str | None:
         """The tag after whitespace, unread; "" if more text must decide; None if there is none."""
-        text, pos = cursor.text, cursor.pos
-        while pos < len(text) and text[pos] in _SPACE:
-            pos += 1
-        cursor.advance(pos, "markup")
-        return cursor.match(pos, tags)
+        cursor.skip(_SPACE)
+        return cursor.match(cursor.pos, tags)
 
     def _call(self, cursor: Cursor) -> Progress | None:
         """Before a call, or after one."""
@@ -320,18 +317,16 @@ def converted(text: str, types: Types, literals: tuple[tuple[str, str], ...] = (
     stripped = text if may_be_text else text.strip(_SPACE)
     if not may_be_text:
         stripped = dict(literals).get(stripped, stripped)
-    if is_json(stripped):
-        fits = types.fits(_decoded(stripped))
+    if is_json(stripped) and not (may_be_text and stripped.startswith('"')):
+        fits = _decodes_to(stripped, types)
         if fits or not may_be_text:
             return stripped, fits
     return _quoted(text), may_be_text
 
 
-def _decoded(text: str) -> object:
+def _decodes_to(text: str, types: Types) -> bool:
+    """Whether JSON text has one of the types; one with a lone surrogate, or a number beyond all floats, has none."""
     try:
-        return jsonio.decode(text)
-    except (
-        jsonio.JsonError,
-        UnicodeEncodeError,
-    ):  # a lone surrogate, or a number beyond all floats: as an object, it fits little
-        return {}
+        return types.fits(jsonio.decode(text))
+    except jsonio.JsonError:
+        return False

@@ -1,0 +1,177 @@
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.formats.schema import ALL_KINDS, ANY, MAX_SCHEMA_BYTES, Parameters, Types, kinds_of
+
+STRING = Types(frozenset({"string"}))
+NUMBERS = frozenset({"integer", "number"})
+
+
+def _types(schema: Any, **root: Any) -> Types:
+    return Parameters({"type": "object", "properties": {"p": schema}, **root}).types("p")
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string"}, STRING),
+        ({"type": "integer"}, Types(frozenset({"integer"}))),
+        ({"type": "number"}, Types(NUMBERS)),
+        ({"type": ["string", "null"]}, Types(frozenset({"string", "null"}))),
+        ({"type": "string", "nullable": True}, Types(frozenset({"string", "null"}))),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, Types(frozenset({"string", "array"}))),
+        ({"oneOf": [{"type": "boolean"}, {"const": 3}]}, Types(frozenset({"boolean"}) | NUMBERS)),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": ["null", "object"]}]}, Types(frozenset({"null"}))),
+        ({"allOf": [{"type": "string"}, {"type": "object"}]}, ANY),
+        ({"enum": ["a", "5", None]}, Types(frozenset({"string", "null"}), frozenset({"a", "5"}))),
+        ({"enum": [1.5]}, Types(frozenset({"number"}))),
+        ({"const": None}, Types(frozenset({"null"}))),
+        ({"const": {}}, Types(frozenset({"object"}))),
+        ({"properties": {}}, Types(frozenset({"object"}))),
+        ({"items": {}}, Types(frozenset({"array"}))),
+        ({"$ref": "#/$defs/s"}, STRING),
+        ({"$ref": "#/$defs/list/0"}, STRING),
+        ({"$ref": "#/$defs/a~1b"}, STRING),
+        ({"$ref": "#/$defs/list/9"}, ANY),
+        ({"$ref": "#/$defs/list/x"}, ANY),
+        ({"$ref": "#/$defs/s/type/no"}, ANY),
+        ({"$ref": "#/$defs/loop"}, ANY),
+        ({"$ref": "#/nothing"}, ANY),
+        ({"$ref": "http://example.invalid/s"}, ANY),
+        ({"type": 5}, ANY),
+        ({"type": "made-up"}, ANY),
+        ({"anyOf": 5}, ANY),
+        ({}, ANY),
+        (True, ANY),
+        (5, ANY),
+    ],
+)
+def test_types(schema: Any, expected: Types) -> None:
+    definitions = {
+        "s": {"type": "string"},
+        "list": [{"type": "string"}],
+        "a/b": {"type": "string"},
+        "loop": {"$ref": "#/$defs/loop"},
+    }
+    assert _types(schema, **{"$defs": definitions}) == expected
+
+
+def test_parameters_behind_a_reference_and_beside_the_named_ones() -> None:
+    known = Parameters(
+        {
+            "$ref": "#/$defs/base",
+            "allOf": [{"properties": {"b": {"type": "null"}}}, 7],
+            "properties": {"a": {"type": "string"}},
+            "additionalProperties": {"type": "boolean"},
+            "$defs": {"base": {"properties": {"a": {"type": "integer"}, "c": {"type": "array"}}, "allOf": [{"$ref": "#"}]}},
+        }
+    )
+    assert [known.declares(key) for key in "abcd"] == [True, True, True, False]
+    assert known.types("a") == STRING
+    assert known.types("c") == Types(frozenset({"array"}))
+    assert known.types("d") == Types(frozenset({"boolean"}))
+
+
+def test_a_small_schema_that_is_a_large_tree_costs_little() -> None:
+    definitions = {f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 20} for level in range(20)}
+    assert _types({"$ref": "#/$defs/d0"}, **{"$defs": definitions}) == ANY
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds"),
+    [
+        (None, {"null"}),
+        (True, {"boolean"}),
+        ("", {"string"}),
+        (1, NUMBERS),
+        (1.0, NUMBERS),
+        (1.5, {"number"}),
+        ([], {"array"}),
+        ({}, {"object"}),
+    ],
+)
+def test_kinds_of_values(value: Any, kinds: set[str]) -> None:
+    assert kinds_of(value) == kinds
+
+
+def test_validation() -> None:
+    known = Parameters(
+        {
+            "properties": {
+                "n": {"type": "integer", "nullable": True},
+                "e": {"type": ["string"], "enum": ["a"], "nullable": True},
+            },
+            "required": ["n"],
+        }
+    )
+    assert known.validates
+    assert known.accepts('{"n": 1}')
+    assert known.accepts('{"n": null, "e": null}')
+    assert known.accepts('{"n": 123456789012345678901234567890}')
+    assert not known.accepts('{"n": 1, "e": "b"}')
+    assert not known.accepts("{}")
+    assert not known.accepts('{"n": "\\ud800"}')
+    assert not known.accepts('{"n": ')
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        {},
+        {"type": 5},
+        {"$ref": "http://example.invalid/s"},
+        {"$ref": "#/nothing"},
+        {"$schema": "http://example.invalid/draft"},
+        {"type": "object", "properties": {"a": {"pattern": "("}}},
+        {"description": "x" * MAX_SCHEMA_BYTES},
+        {"default": object()},
+        {"default": "\ud800"},
+        {"default": 1 << 70, "type": "object", "properties": 4},
+        _deep(180),
+        _deep(5000),
+    ],
+)
+def test_a_schema_that_cannot_be_checked_misses_nothing(schema: Any) -> None:
+    known = Parameters(schema)
+    assert not known.validates
+    assert known.accepts("[]")
+    assert known.types("a").kinds <= ALL_KINDS
+
+
+def test_a_pattern_cannot_take_forever() -> None:
+    known = Parameters({"properties": {"a": {"pattern": "^(a+)+$"}}})
+    assert not known.accepts('{"a": "' + "a" * 5000 + '!"}')
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["type", "anyOf", "allOf", "$ref", "properties", "enum", "const", "items", "nullable", "additionalProperties"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_no_schema_raises(schema: Any) -> None:
+    known = Parameters(schema)
+    assert known.types("a").kinds <= ALL_KINDS
+    assert known.accepts("{}") in (True, False)
