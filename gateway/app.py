@@ -39,7 +39,7 @@ from gateway.server.completions import Completions, ServeOptions
 from gateway.server.routes import Condition, HotPaths, add_models, answer_errors, declare, operations
 from gateway.settings import AUTO_FORMAT, LimitSettings, ModelSettings, Settings, TimeoutSettings, load
 from gateway.settings_fit import ENGINE_FORMAT
-from gateway.timer import StageLimits
+from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
 
 _log = structlog.get_logger("interlock.app")
@@ -77,7 +77,14 @@ async def running(settings: Settings, environ: Mapping[str, str]) -> AsyncIterat
     bus = Bus([registry.apply, metrics, AccessLog(structlog.get_logger("interlock.access").info, time.time)])
     condition = Condition()
     async with Upstream() as upstream:
-        services = Services(registry, upstream, bus, _stage_limits(settings.timeouts), lambda: f"call_{uuid.uuid4().hex[:24]}")
+        services = Services(
+            registry=registry,
+            upstream=upstream,
+            bus=bus,
+            limits=_stage_limits(settings.timeouts),
+            watchdog=Watchdog(),
+            new_call_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
+        )
         limits = settings.limits
         admission = Admission(registry, queue_requests=limits.queue_requests, queue_wait_s=limits.queue_wait_s)
         options = ServeOptions(_limits(limits), settings.server.max_body_bytes, settings.server.headers_grace_s)

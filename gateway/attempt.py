@@ -5,6 +5,7 @@ client left; by the request's `Finished` when it served. The engine's connection
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,8 +20,8 @@ from gateway.formats.base import ParseOptions
 from gateway.formats.check import call_check
 from gateway.model import Model, Rendered
 from gateway.observe.bus import Bus
-from gateway.request import Delta, Finish, GenerateRequest, ParseFailure, Prompt, Usage
-from gateway.timer import StageLimits, StageTimer
+from gateway.request import Delta, FailureKind, Finish, GenerateRequest, ParseFailure, Prompt, Usage
+from gateway.timer import StageLimits, StageTimer, Watchdog
 from gateway.upstream import Exchange, Upstream
 from gateway.wire.sse import SseError, SseReader
 
@@ -53,6 +54,7 @@ class Services:
     upstream: Upstream
     bus: Bus
     limits: StageLimits
+    watchdog: Watchdog
     new_call_id: Callable[[], str]
 
 
@@ -70,6 +72,17 @@ class Ledger:
     inter_token_s: list[tuple[float, int]] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     engine_usage: Usage | None = None
+    _earlier: Counter[FailureKind] = field(default_factory=Counter)
+
+    def begin(self, choice: int, tally: Tally) -> None:
+        """An answer for this choice begins; the failures of one that was thrown away stay counted."""
+        if choice in self.tallies:
+            self._earlier += self.tallies[choice].failures
+        self.tallies[choice] = tally
+
+    def failures(self) -> Counter[FailureKind]:
+        """All failures of the request's answers."""
+        return sum((tally.failures for tally in self.tallies.values()), self._earlier)
 
     def usage(self) -> Usage:
         """The request's tokens: the engine's own count where it made all choices, else its prompt once and all choices."""
@@ -108,7 +121,7 @@ class Course(Protocol):
         """The bytes that these chunks add, and whether they hold something that a reader of the answer sees."""
 
     def close(self) -> None:
-        """The attempt served: what was kept until that was certain goes to the encoder."""
+        """The engine is done: what was kept until that was certain goes to the encoder. Raises EngineBroke without an end."""
 
     @property
     def schema_missed(self) -> bool:
@@ -136,7 +149,7 @@ class RenderedCourse:
         self._encoder = job.encoder
         self._choice = choice
         self._kept: list[Delta] | None = None if job.sink.streamed else []
-        job.ledger.tallies[choice] = self._reader.tally
+        job.ledger.begin(choice, self._reader.tally)
 
     @property
     def ended(self) -> bool:
@@ -161,6 +174,8 @@ class RenderedCourse:
 
     def close(self) -> None:
         """A whole answer goes to its encoder now."""
+        if not self._reader.ended:
+            raise _endless()
         if self._kept:
             self._encoder.feed(self._choice, self._kept)
 
@@ -204,6 +219,8 @@ class PassedCourse:
 
     def close(self) -> None:
         """A whole answer goes to its encoder now."""
+        if sum(reader.ended for reader in self._readers.values()) < self._expected:
+            raise _endless()
         for choice, raw, deltas in self._kept or ():
             self._job.encoder.passed(choice, raw, deltas)
 
@@ -214,7 +231,7 @@ class PassedCourse:
                 raise EngineBroke("The engine sent a choice that was not asked for.")
             reader = PassedReader(CallChecker(self._check), rules=self._job.model.rules)
             self._readers[choice] = reader
-            self._job.ledger.tallies[choice] = reader.tally
+            self._job.ledger.begin(choice, reader.tally)
         return reader
 
 
@@ -257,7 +274,8 @@ class Attempt:
         services, engine = self._job.services, self._member.engine
         work = self._work()
         call = engine.call(work)
-        async with StageTimer(services.limits, self._job.ledger.received_s + services.limits.total_s) as timer:
+        ends_at = self._job.ledger.received_s + services.limits.total_s
+        with StageTimer(services.watchdog, services.limits, ends_at) as timer:
             timer.enter("headers")
             exchange = await services.upstream.open(
                 self._member.url(call.path), call, api_key=self._member.api_key, connect_s=services.limits.connect_s
@@ -349,9 +367,13 @@ class Attempt:
         self._job.ledger.delivered = True
         timer.pause()
         stalled_s = await self._job.sink.write(body)
-        timer.resume()
+        timer.touch()
         if self._last_token_s is not None:
             self._last_token_s += stalled_s
+
+
+def _endless() -> EngineBroke:
+    return EngineBroke("The engine's answer has no finish reason: it may be cut.")
 
 
 def _chunks(data: bytes, sse: SseReader, reader: Reader) -> list[Chunk]:

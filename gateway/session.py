@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.admission import Admission
 from gateway.attempt import Attempt, Job
-from gateway.errors import GatewayError, InternalError, Rejected
+from gateway.errors import EngineTimeout, GatewayError, Rejected
 from gateway.fleet.registry import Member
 from gateway.routing.policy import choose
 
@@ -19,7 +19,12 @@ async def serve(job: Job, admission: Admission) -> None:
             await _choice(job, 0)
         else:
             await _all_choices(job)
-    await job.sink.finish(job.encoder.end(job.ledger.usage()))
+    limit_s = job.services.limits.total_s
+    try:
+        async with asyncio.timeout_at(job.ledger.received_s + limit_s):  # a client that reads no further holds nothing for ever
+            await job.sink.finish(job.encoder.end(job.ledger.usage()))
+    except TimeoutError:
+        raise EngineTimeout("total", limit_s) from None
 
 
 async def _all_choices(job: Job) -> None:
@@ -30,7 +35,9 @@ async def _all_choices(job: Job) -> None:
                 group.create_task(_choice(job, choice))
     except ExceptionGroup as failures:
         known = failures.subgroup(GatewayError)
-        raise (_first(known) if known is not None else InternalError("A choice failed.")) from failures
+        if known is None:
+            raise  # a bug of ours
+        raise _first(known) from failures
 
 
 def _first(failures: BaseExceptionGroup[GatewayError]) -> GatewayError:

@@ -1,15 +1,84 @@
-"""The five timeouts of an attempt on one timer.
+"""Time limits of many tasks on one timer of the loop.
 
-Invariant: at most one timer handle exists for an attempt, and the hot path (`touch`, once a chunk) sets one float: the handle
-looks at the deadline when it fires and sleeps on where the deadline has moved.
+A timer handle of its own costs a request more than parsing it does, and each request needs several limits. So one `Watchdog`
+looks at all of them twenty times a second while there are any, and the hot path (`touch`, once a chunk) sets one float.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import EngineTimeout, TimeoutStage
+from gateway.errors import EngineTimeout, GatewayError, TimeoutStage
+
+TICK_S = 0.05
+
+
+class Watchdog:
+    """The alarms of one loop."""
+
+    def __init__(self) -> None:
+        self._alarms: set[Alarm] = set()
+        self._ticking = False
+
+    def add(self, alarm: "Alarm") -> None:
+        """From now on it is looked at."""
+        self._alarms.add(alarm)
+        if not self._ticking:
+            self._ticking = True
+            self._next()
+
+    def remove(self, alarm: "Alarm") -> None:
+        """It is looked at no more."""
+        self._alarms.discard(alarm)
+
+    def _next(self) -> None:
+        asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        if not self._alarms:
+            self._ticking = False
+            return
+        now = asyncio.get_running_loop().time()
+        for alarm in [alarm for alarm in self._alarms if alarm.at_s <= now]:
+            self._alarms.remove(alarm)
+            alarm.ring()
+        self._next()
+
+
+class Alarm:
+    """Cancels the task that entered it once `at_s`, on the loop's clock, has passed, and turns that into `error()`.
+
+    `at_s` may be moved at any time. Only a cancellation of its own, and no other on top of it, becomes the error.
+    """
+
+    __slots__ = ("_error", "_rung", "_task", "_watchdog", "at_s")
+
+    def __init__(self, watchdog: Watchdog, at_s: float, error: Callable[[], GatewayError]) -> None:
+        self.at_s = at_s
+        self._watchdog = watchdog
+        self._error = error
+        self._rung: GatewayError | None = None
+        self._task: asyncio.Task[object] | None = None
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        self._watchdog.add(self)
+        return self
+
+    def ring(self) -> None:
+        """The time is over."""
+        self._rung = self._error()
+        if self._task is not None:
+            self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._watchdog.remove(self)
+        if self._rung is None or self._task is None:
+            return
+        if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise self._rung from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,71 +98,38 @@ class StageLimits:
 
 
 class StageTimer:
-    """Cancels the task that entered it when a stage takes too long, and turns that into `EngineTimeout`.
+    """The limits of one attempt: an alarm that moves with the stages. `ends_at` is when the whole request must be over."""
 
-    `ends_at` is when the whole request must be over, on the loop's clock.
-    """
-
-    def __init__(self, limits: StageLimits, ends_at: float) -> None:
+    def __init__(self, watchdog: Watchdog, limits: StageLimits, ends_at: float) -> None:
         self._limits = limits
         self._ends_at = ends_at
-        self._loop = asyncio.get_running_loop()
+        self._time = asyncio.get_running_loop().time
         self._stage: TimeoutStage = "connect"
         self._limit_s = 0.0
-        self._deadline = ends_at
-        self._handle: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._expired: EngineTimeout | None = None
-        self._paused = False
+        self._alarm = Alarm(watchdog, ends_at, self._error)
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.current_task()
+    def __enter__(self) -> Self:
+        self._alarm.__enter__()
         return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._alarm.__exit__(kind, error, trace)
 
     def enter(self, stage: TimeoutStage) -> None:
         """The attempt is now in this stage."""
         self._stage = stage
         self._limit_s = self._limits.of(stage)
         self.touch()
-        self._arm()
 
     def touch(self) -> None:
         """The stage begins anew: there was progress."""
-        self._deadline = self._loop.time() + self._limit_s
+        self._alarm.at_s = min(self._time() + self._limit_s, self._ends_at)
 
     def pause(self) -> None:
-        """The client is slow, not the engine: only the total counts until `resume`."""
-        self._paused = True
+        """The client is slow, not the engine: only the total counts until `touch`."""
+        self._alarm.at_s = self._ends_at
 
-    def resume(self) -> None:
-        """The client has taken what was sent."""
-        self._paused = False
-        self.touch()
-
-    def _due(self) -> float:
-        return self._ends_at if self._paused else min(self._deadline, self._ends_at)
-
-    def _arm(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = self._loop.call_at(self._due(), self._fire)
-
-    def _fire(self) -> None:
-        now = self._loop.time()
-        if now < self._due():
-            self._handle = self._loop.call_at(self._due(), self._fire)
-            return
-        self._handle = None
-        total = now >= self._ends_at
-        self._expired = EngineTimeout("total", self._limits.total_s) if total else EngineTimeout(self._stage, self._limit_s)
-        if self._task is not None:
-            self._task.cancel()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        if self._expired is None or self._task is None:
-            return
-        # As asyncio.timeout does: only a cancellation of ours, and no other on top of it, becomes a timeout.
-        if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
-            raise self._expired from None
+    def _error(self) -> EngineTimeout:
+        if self._time() >= self._ends_at:
+            return EngineTimeout("total", self._limits.total_s)
+        return EngineTimeout(self._stage, self._limit_s)

@@ -40,7 +40,7 @@ class Exchange:
     async def read_error(self) -> bytes:
         """The body of an error answer, up to 64 KiB."""
         with _translated(0.0):
-            return await self._response.content.read(_ERROR_BODY_BYTES)
+            return await _up_to(_ERROR_BODY_BYTES, self._response.content)
 
     async def release(self) -> None:
         """Gives the connection back for the next call, where the body ends soon; else closes it."""
@@ -101,7 +101,15 @@ class Upstream:
             async with self._session.get(
                 url, headers=headers, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=limit_s)
             ) as response:
-                return response.status, await response.content.read(max_bytes)
+                return response.status, await _up_to(max_bytes, response.content)
+
+
+async def _up_to(limit: int, content: aiohttp.StreamReader) -> bytes:
+    """The body, or its first `limit` bytes: a single read gives no more than has come."""
+    body = bytearray()
+    while len(body) < limit and (piece := await content.read(limit - len(body))):
+        body += piece
+    return bytes(body)
 
 
 @contextmanager

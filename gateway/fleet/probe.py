@@ -58,6 +58,9 @@ class Prober:
                 await self._identify(member)
         except GatewayError as error:
             failure = error.message
+        except Exception:  # a bug of ours in one probe must not end the probing of all engines
+            _log.exception("probe failed", engine=member.id)
+            failure = "the probe failed"
         if self._registry.set_ready(member.id, failure is None):
             _log.info("engine ready" if failure is None else "engine not ready", engine=member.id, why=failure)
         return failure is None

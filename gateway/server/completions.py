@@ -5,7 +5,6 @@ Each request gets an id, emits `Received` and exactly one `Finished`, and ends i
 
 import asyncio
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from gateway.errors import (
 )
 from gateway.events import NO_MODEL, Finished, Outcome, Received
 from gateway.model import Model, fitted
-from gateway.request import FailureKind, GenerateRequest, Prompt
+from gateway.request import GenerateRequest, Prompt
 from gateway.server.stream import Client, ClientLeft, Header, read_body
 from gateway.session import serve
 
@@ -103,7 +102,8 @@ class _Exchange:
             outcome, reason = outcome_of(error), error.reason
             await self._fail(error)
         except asyncio.CancelledError:
-            outcome, reason = await self._cancelled()
+            outcome, reason = self._cut()
+            await self._fail(Draining("The gateway is shutting down."))
         except Exception:  # the last line of defence: a bug of ours must not leave a client without an answer
             _log.exception("request failed", request_id=self._ledger.request_id)
             outcome, reason = "upstream_error", "internal"
@@ -115,7 +115,7 @@ class _Exchange:
         app = self._app
         if self._scope["method"] != "POST":
             raise MethodNotAllowed(f"{app.dialect.path} takes POST only.")
-        body = await read_body(self._scope, self._receive, app.options.max_body_bytes)
+        body = await read_body(self._scope, self._receive, app.options.max_body_bytes, app.services.watchdog)
         self._ledger.received_s = self._loop.time()
         app.services.bus.emit(Received(self._ledger.request_id, app.dialect.name, self._ledger.received_s))
         request = self._request = app.dialect.parse(body, app.options.limits)
@@ -151,8 +151,9 @@ class _Exchange:
         if client.gone:
             self._status = 499
             return
-        if client.started and self._encoder is not None:
-            await client.finish(self._encoder.error(error))
+        if client.started:
+            if self._encoder is not None:
+                await client.cut(self._encoder.error(error))
             return
         self._status = error.status
         extra: tuple[Header, ...] = ()
@@ -164,23 +165,17 @@ class _Exchange:
             extra += ((b"allow", b"POST"),)
         await client.reply(error.status, self._app.dialect.error(error), extra)
 
-    async def _cancelled(self) -> tuple[Outcome, str | None]:
+    def _cut(self) -> tuple[Outcome, str]:
         """The task was cancelled: by the client's leaving, or by the server's going down."""
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
         if self._client.gone:
-            self._status = 499
             return "client_gone", "streaming" if self._client.started else "waiting"
-        error = Draining("The gateway is shutting down.")
-        await self._fail(error)
-        return "drained", error.reason
+        return "drained", Draining.reason
 
     def _finished(self, outcome: Outcome, reason: str | None) -> Finished:
         ledger, request = self._ledger, self._request
-        failures: Counter[FailureKind] = Counter()
-        for tally in ledger.tallies.values():
-            failures.update(tally.failures)
         with_tools = bool(request and request.tools)
         first = ledger.tallies.get(0)
         return Finished(
@@ -203,7 +198,7 @@ class _Exchange:
             inter_token_s=tuple(ledger.inter_token_s),
             with_tools=with_tools,
             tool_calls=sum(tally.calls for tally in ledger.tallies.values()),
-            failures=tuple(failures.items()),
+            failures=tuple(ledger.failures().items()),
             notes=self._prompt.notes if self._prompt else (),
         )
 

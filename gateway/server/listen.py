@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 from starlette.types import ASGIApp
 
+BACKLOG = 2048
+
 
 class PortTaken(Exception):
     """The address cannot be listened on; the message says which and why."""
@@ -23,6 +25,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(BACKLOG)  # now, so that of two that start at once one learns that the port is taken
         bound.setblocking(False)
     except OSError as error:
         bound.close()
@@ -77,5 +80,5 @@ def _config(app: ASGIApp, drain_s: float) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(drain_s)),
-        backlog=2048,
+        backlog=BACKLOG,
     )

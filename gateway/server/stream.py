@@ -5,6 +5,7 @@ that leaves cancels the task that serves it, streamed or not. A connection that 
 """
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import Self
 
@@ -12,11 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.dialects.base import JSON_TYPE, PING, STREAM_TYPE
 from gateway.errors import BodyTimeout, BodyTooLarge, UnsupportedEncoding
+from gateway.timer import Alarm, Watchdog
 
 Header = tuple[bytes, bytes]
 
 PING_S = 10.0
 BODY_S = 30.0
+CUT_S = 1.0
 _STALL_S = 0.001  # below this, `send` only copied to the socket
 _STREAM_HEADERS: tuple[Header, ...] = (
     (b"content-type", STREAM_TYPE),
@@ -29,7 +32,7 @@ class ClientLeft(Exception):
     """The client closed its connection before its body was whole."""
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, watchdog: Watchdog) -> bytes:
     """The whole body. Raises BodyTooLarge as soon as it is too long, BodyTimeout, UnsupportedEncoding or ClientLeft."""
     headers = dict(scope["headers"])
     if headers.get(b"content-encoding", b"identity") != b"identity":
@@ -37,11 +40,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await _collect(receive, max_bytes)
-    except TimeoutError:
-        raise BodyTimeout(f"The body did not arrive within {BODY_S:g} s.") from None
+    with Alarm(watchdog, asyncio.get_running_loop().time() + BODY_S, _too_slow):
+        return await _collect(receive, max_bytes)
 
 
 async def _collect(receive: Receive, max_bytes: int) -> bytes:
@@ -55,6 +55,10 @@ async def _collect(receive: Receive, max_bytes: int) -> bytes:
             raise _too_large(max_bytes)
         if not message.get("more_body", False):
             return bytes(body)
+
+
+def _too_slow() -> BodyTimeout:
+    return BodyTimeout(f"The body did not arrive within {BODY_S:g} s.")
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:
@@ -151,6 +155,14 @@ class Client:
             await self.write(data)
         self._complete = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def cut(self, data: bytes) -> None:
+        """Sends the error that ends a streamed answer; a client that takes nothing is not waited for long."""
+        if self._complete:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_S):
+                await self.finish(data)
 
     async def reply(self, status: int, body: bytes, extra: tuple[Header, ...] = ()) -> None:
         """Sends one whole JSON answer."""
