@@ -1,16 +1,22 @@
 """A whole gateway on loopback ports, in the test's own loop."""
 
 import asyncio
+import atexit
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from support.llamacpp import smollm2_file
+from support.gguf_writer import gguf
 from support.scripted_engine import ScriptedEngine
+from support.vocabulary import template_text, tokenizer_fields
 
 from gateway.app import Gateway
 from gateway.process import bind_both, serve
@@ -78,10 +84,21 @@ def outcome(name: str, engine: str = "e", model: str = "m") -> str:
     return sample("interlock_requests_total", model=model, engine=engine, dialect="openai_chat", outcome=name)
 
 
+@cache
+def tiny_model(template: str = "echo") -> Path:
+    """A file with one of our own templates, a vocabulary of bytes and no weights: enough to render for, and quick to read."""
+    place = Path(tempfile.mkdtemp(prefix="interlock-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    about = {"general.architecture": "tiny", "tiny.context_length": 8192}
+    file = place / f"{template}.gguf"
+    file.write_bytes(gguf({**about, **tokenizer_fields(template=template_text(template))}))
+    return file
+
+
 def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | None = None, **changed: Any) -> Settings:
     """Settings of one model `m` on one engine `e`. Keys of `changed` are the model's, but for those that name a section."""
     sections = {name: changed.pop(name) for name in ("server", "timeouts", "limits") if name in changed}
-    source = {"format": "engine"} if kind == "openai" else {"source": str(smollm2_file())}
+    source = {"format": "engine"} if kind == "openai" else {"source": str(tiny_model())}
     model = {"name": "m", **source, "engines": [{"id": "e", "url": url, "kind": kind, **(engine or {})}], **changed}
     server = {"port": 0, "admin_port": 0, "drain_s": 1, **sections.pop("server", {})}
     return Settings.model_validate({"server": server, "models": [model], **sections})
