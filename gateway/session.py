@@ -7,6 +7,7 @@ from gateway.attempt import Attempt, Job
 from gateway.errors import EngineTimeout, GatewayError, Rejected
 from gateway.fleet.registry import Member
 from gateway.routing.policy import choose
+from gateway.timer import Alarm
 
 _SCHEMA_TRIES = 3  # the first answer and two more, where `on_schema_miss: retry`
 
@@ -19,12 +20,10 @@ async def serve(job: Job, admission: Admission) -> None:
             await _choice(job, 0)
         else:
             await _all_choices(job)
-    limit_s = job.services.limits.total_s
-    try:
-        async with asyncio.timeout_at(job.ledger.received_s + limit_s):  # a client that reads no further holds nothing for ever
-            await job.sink.finish(job.encoder.end(job.ledger.usage()))
-    except TimeoutError:
-        raise EngineTimeout("total", limit_s) from None
+    total_s = job.services.limits.total_s
+    # A client that reads no further holds nothing for ever.
+    with Alarm(job.services.watchdog, job.ledger.received_s + total_s, lambda: EngineTimeout("total", total_s)):
+        await job.sink.finish(job.encoder.end(job.ledger.usage()))
 
 
 async def _all_choices(job: Job) -> None:
