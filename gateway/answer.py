@@ -6,7 +6,7 @@ Invariant: whatever the chunks, the deltas end with exactly one `Finish`, and no
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from engines.base import Chunk
 from gateway.errors import AnswerRefused
@@ -37,13 +37,6 @@ class AnswerRules:
     unknown_tool: Literal["forward", "refuse"] = "forward"
     on_parse_failure: Literal["content", "error"] = "content"
     on_schema_miss: Literal["count", "retry", "refuse"] = "count"
-
-
-class Watcher(Protocol):
-    """Looks at the deltas of an answer and adds failures, such as a schema that was missed."""
-
-    def see(self, deltas: Sequence[Delta]) -> list[ParseFailure]:
-        """The failures that these deltas complete."""
 
 
 class Tally:
@@ -153,32 +146,39 @@ def judge(failure: ParseFailure, rules: AnswerRules, tally: Tally) -> None:
 class PassedReader:
     """Reads the chunks of one choice of an engine that templates and parses itself: counts and checks, changes nothing."""
 
-    def __init__(self, checker: Watcher, *, rules: AnswerRules) -> None:
+    def __init__(self, checker: "CallChecker", *, rules: AnswerRules) -> None:
         self._checker = checker
         self._rules = rules
         self.tally = Tally(0)
         self.ended = False
 
-    def read(self, chunk: Chunk) -> list[Delta]:
-        """The chunk's own deltas, with the failures that they complete and, at the end, the `Finish`."""
+    def read(self, chunk: Chunk) -> Sequence[Delta]:
+        """The chunk's own deltas and, at the end, the `Finish`. Raises AnswerRefused where the rules say so."""
         tally = self.tally
         tally.tokens += chunk.tokens
         if chunk.usage is not None:
             tally.usage = chunk.usage
-        deltas = list(chunk.deltas)
-        for failure in self._checker.see(deltas):
-            tally.failures[failure.kind] += 1
-            judge(failure, self._rules, tally)
-        for delta in deltas:
-            if type(delta) is ToolCallEnd:
-                tally.calls += 1
-            elif type(delta) is ReasoningText:
+        for delta in chunk.deltas:
+            kind = type(delta)
+            if kind is ContentText:
+                continue
+            if kind is ReasoningText:
                 tally.reasoning_tokens += chunk.tokens
-        if chunk.finish is not None and not self.ended:
-            self.ended = True
-            tally.finish_reason = chunk.finish.reason
-            deltas.append(Finish(chunk.finish.reason, tally.final_usage()))
-        return deltas
+            else:
+                self._check(delta)
+        if chunk.finish is None or self.ended:
+            return chunk.deltas
+        self.ended = True
+        tally.finish_reason = chunk.finish.reason
+        return (*chunk.deltas, Finish(chunk.finish.reason, tally.final_usage()))
+
+    def _check(self, delta: Delta) -> None:
+        """Counts a part of a call, and the failures that it completes."""
+        if type(delta) is ToolCallEnd:
+            self.tally.calls += 1
+        for failure in self._checker.see(delta):
+            self.tally.failures[failure.kind] += 1
+            judge(failure, self._rules, self.tally)
 
 
 class CallChecker:
@@ -189,17 +189,15 @@ class CallChecker:
         self._names: dict[int, str] = {}
         self._pieces: dict[int, list[str]] = {}
 
-    def see(self, deltas: Sequence[Delta]) -> list[ParseFailure]:
-        """The failures of the calls that end in these deltas."""
-        failures: list[ParseFailure] = []
-        for delta in deltas:
-            if isinstance(delta, ToolCallStart):
-                self._names[delta.index] = delta.name
-                self._pieces[delta.index] = []
-            elif isinstance(delta, ToolCallArguments):
-                self._pieces.setdefault(delta.index, []).append(delta.text)
-            elif isinstance(delta, ToolCallEnd):
-                text = "".join(self._pieces.pop(delta.index, ()))
-                kinds = self._check(self._names.get(delta.index, ""), text)
-                failures += [ParseFailure(kind, delta.index, 0, True) for kind in kinds]
-        return failures
+    def see(self, delta: Delta) -> list[ParseFailure]:
+        """The failures of the call that ends here."""
+        if isinstance(delta, ToolCallStart):
+            self._names[delta.index] = delta.name
+            self._pieces[delta.index] = []
+        elif isinstance(delta, ToolCallArguments):
+            self._pieces.setdefault(delta.index, []).append(delta.text)
+        elif isinstance(delta, ToolCallEnd):
+            text = "".join(self._pieces.pop(delta.index, ()))
+            kinds = self._check(self._names.get(delta.index, ""), text)
+            return [ParseFailure(kind, delta.index, 0, True) for kind in kinds]
+        return []

@@ -188,7 +188,7 @@ class PassedCourse:
         self._check = call_check(job.request.tools)
         self._expected = expected
         self._readers: dict[int, PassedReader] = {}
-        self._kept: list[tuple[int, bytes, list[Delta]]] | None = None if job.sink.streamed else []
+        self._kept: dict[int, list[Delta]] | None = None if job.sink.streamed else {}
 
     @property
     def ended(self) -> bool:
@@ -205,33 +205,30 @@ class PassedCourse:
         passed: list[bytes] = []
         seen = False
         for chunk in chunks:
-            deltas = self._reader(chunk.choice).read(chunk)
-            seen = seen or bool(chunk.deltas)
+            deltas = (self._readers.get(chunk.choice) or self._reader(chunk.choice)).read(chunk)
+            if chunk.deltas:
+                seen = True
             if chunk.usage is not None:
                 self._job.ledger.engine_usage = chunk.usage
-            if chunk.raw is None:
-                continue
-            if self._kept is None:
+            if self._kept is not None:
+                self._kept.setdefault(chunk.choice, []).extend(deltas)
+            elif chunk.raw is not None:
                 passed.append(self._job.encoder.passed(chunk.choice, chunk.raw, deltas))
-            else:
-                self._kept.append((chunk.choice, chunk.raw, deltas))
         return b"".join(passed), seen
 
     def close(self) -> None:
         """A whole answer goes to its encoder now."""
         if sum(reader.ended for reader in self._readers.values()) < self._expected:
             raise _endless()
-        for choice, raw, deltas in self._kept or ():
-            self._job.encoder.passed(choice, raw, deltas)
+        for choice, deltas in (self._kept or {}).items():
+            self._job.encoder.feed(choice, deltas)
 
     def _reader(self, choice: int) -> PassedReader:
-        reader = self._readers.get(choice)
-        if reader is None:
-            if choice >= self._expected:
-                raise EngineBroke("The engine sent a choice that was not asked for.")
-            reader = PassedReader(CallChecker(self._check), rules=self._job.model.rules)
-            self._readers[choice] = reader
-            self._job.ledger.begin(choice, reader.tally)
+        """The reader of a choice that is new."""
+        if not 0 <= choice < self._expected:
+            raise EngineBroke("The engine sent a choice that was not asked for.")
+        reader = self._readers[choice] = PassedReader(CallChecker(self._check), rules=self._job.model.rules)
+        self._job.ledger.begin(choice, reader.tally)
         return reader
 
 

@@ -153,9 +153,9 @@ def test_an_engines_own_calls_are_counted_and_checked() -> None:
     passed.read(Chunk(tokens=1, deltas=(ToolCallStart(0, "c", "g"), ToolCallArguments(0, '{"'))))
     passed.read(Chunk(tokens=1, deltas=(ToolCallEnd(0),)))
     last = passed.read(Chunk(finish=EngineFinish("tool_calls"), usage=Usage(5, 4, 2, 0)))
-    assert thought == [ReasoningText("hm")]
-    assert last == [Finish("tool_calls", Usage(5, 4, 2, 1))]
-    assert passed.read(end()) == []
+    assert thought == (ReasoningText("hm"),)
+    assert last == (Finish("tool_calls", Usage(5, 4, 2, 1)),)
+    assert passed.read(end()) == ()
     assert passed.tally.calls == 1
     assert passed.tally.failures == {"unknown_tool": 1, "invalid_json": 1}
 
@@ -168,5 +168,6 @@ def test_an_engines_own_bad_calls_can_be_refused() -> None:
 
 def test_a_call_without_a_beginning_is_checked_all_the_same() -> None:
     checker = CallChecker(check)
-    kinds = [failure.kind for failure in checker.see([ToolCallArguments(1, "{"), ToolCallEnd(1)])]
+    assert checker.see(ToolCallArguments(1, "{")) == []
+    kinds = [failure.kind for failure in checker.see(ToolCallEnd(1))]
     assert kinds == ["unknown_tool", "invalid_json"]
