@@ -13,7 +13,7 @@ from gateway.prompt.normalize import Turn, arguments_object, tool_dict
 from gateway.request import CallAnswer, GenerateRequest, ToolCall, ToolSpec
 from gateway.wire import jsonio
 
-MAX_CALLS = 8  # calls in one answer: a small model under a grammar may never stop by itself
+MAX_CALLS = 8  # calls in one answer: a model under a grammar may not stop by itself
 
 
 def restate(conversation: Sequence[Turn], tools: Sequence[ToolSpec], syntax: CallSyntax) -> list[Turn]:
@@ -31,7 +31,7 @@ def restate(conversation: Sequence[Turn], tools: Sequence[ToolSpec], syntax: Cal
     return _with_tools(stated, tools, syntax) if tools else stated
 
 
-def call_answer(request: GenerateRequest, syntax: CallSyntax) -> CallAnswer:
+def call_answer(request: GenerateRequest, syntax: CallSyntax, *, max_calls: int = MAX_CALLS) -> CallAnswer:
     """What the engine must enforce: calls only, or text as well where the choice is `auto`."""
     choice = request.tool_choice
     named = choice.mode == "named"
@@ -44,7 +44,7 @@ def call_answer(request: GenerateRequest, syntax: CallSyntax) -> CallAnswer:
         name_key=syntax.name_key,
         arguments_key=syntax.arguments_key,
         or_text=choice.mode == "auto",
-        max_calls=1 if single else MAX_CALLS,
+        max_calls=1 if single else max_calls,
     )
 
 

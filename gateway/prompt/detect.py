@@ -23,7 +23,7 @@ from gateway.wire.jsonio import JsonError, decode
 PLAIN = "plain"
 _USER_MARK = "detectusermark"
 _TOOL = ToolSpec("detect_function", "A probe.", {"type": "object", "properties": {"detect_key": {"type": "string"}}})
-_ARGUMENTS = {"detect_key": "detect value"}
+_ARGUMENTS: Mapping[str, str] = {"detect_key": "detect value"}
 _PROBE = GenerateRequest(
     model="",
     messages=(

@@ -112,6 +112,8 @@ class Prompter:
                 f"tool_choice {request.tool_choice.mode} cannot be enforced for this model's call format, only auto and none.",
                 param="tool_choice",
             )
+        if self._mode == "constrained":  # not trained for calls: it would make one after the other until the token limit
+            return call_answer(request, self._syntax, max_calls=1)
         return call_answer(request, self._syntax)
 
     def _finished(self, text: str, opening: str, constraint: Constraint | None, notes: tuple[str, ...]) -> Prompt:

@@ -6,7 +6,7 @@ from support.llamacpp import smollm2_file
 from support.vocabulary import SYNTAX, fixed_clock, model_files, template_text
 
 from gateway.errors import BadRequest, ModelFileError
-from gateway.prompt.constrain import MAX_CALLS, statement
+from gateway.prompt.constrain import statement
 from gateway.prompt.prompter import Prompter, ToolMode
 from gateway.prompt.source import ModelFiles, read_model
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Message, ToolCall, ToolChoice, ToolSpec
@@ -102,7 +102,7 @@ def test_tools_that_the_template_ignores_are_refused_with_the_way_out() -> None:
 def test_constrained_tools_are_stated_and_enforced() -> None:
     prompt = ECHO.prompt(request(tools=(TOOL,)))
     assert prompt.text.startswith(f"<|im_start|>system\n{statement((TOOL,), SYNTAX)}<|im_end|>\n<|im_start|>user\nhi")
-    assert prompt.constraint == CallAnswer((TOOL,), "<tool_call>\n", "\n</tool_call>", "\n", "name", "arguments", True, MAX_CALLS)
+    assert prompt.constraint == CallAnswer((TOOL,), "<tool_call>\n", "\n</tool_call>", "\n", "name", "arguments", True, 1)
 
 
 def test_the_prompt_of_a_turn_is_a_prefix_of_the_next_turn_s() -> None:
