@@ -3,7 +3,6 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from functools import cache
 
 import engines
 from engines.base import Engine
@@ -19,7 +18,6 @@ def make(kind: str) -> Engine:
     return _table()[kind]()
 
 
-@cache
 def _table() -> Mapping[str, Callable[[], Engine]]:
     """Makers by kind. Two modules with one kind are a bug in this package."""
     table: dict[str, Callable[[], Engine]] = {}

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +12,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
-import structlog
 from starlette.types import ASGIApp
 from yarl import URL
 
@@ -42,7 +41,8 @@ from gateway.settings_fit import ENGINE_FORMAT
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
 
-_log = structlog.get_logger("interlock.app")
+
+Records = Callable[[Mapping[str, object]], None]
 
 CONSTRAINED_FORMAT = "hermes"  # the call syntax that is stated and enforced for a model not trained for tools
 
@@ -65,8 +65,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running(settings: Settings, environ: Mapping[str, str]) -> AsyncIterator[Gateway]:
-    """Wires everything, probes the engines while inside, and closes every connection on the way out.
+async def running(settings: Settings, environ: Mapping[str, str], access: Records | None = None) -> AsyncIterator[Gateway]:
+    """Wires everything, probes the engines while inside, and closes every connection on the way out. `access` takes the records
+    of the access log.
 
     Raises SettingsError or ModelFileError, naming the model, where a model cannot be served.
     """
@@ -74,7 +75,8 @@ async def running(settings: Settings, environ: Mapping[str, str]) -> AsyncIterat
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()
     metrics = Metrics(_served(settings, models), [dialect.name])
-    bus = Bus([registry.apply, metrics, AccessLog(structlog.get_logger("interlock.access").info, time.time)])
+    logs = [AccessLog(access, time.time)] if access is not None else []
+    bus = Bus([registry.apply, metrics, *logs])
     condition = Condition()
     async with Upstream() as upstream:
         services = Services(

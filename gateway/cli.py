@@ -5,6 +5,7 @@ Exit codes: 0 ok, 1 failed, 2 usage or settings.
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -17,7 +18,7 @@ from engines.local import EngineStartError, find_model, model_file
 from gateway import process
 from gateway.app import load_settings, secrets, served_models
 from gateway.errors import ModelFileError, SettingsError
-from gateway.observe.logs import configure_logging
+from gateway.observe.logs import configure_logging, record_writer
 from gateway.server.listen import PortTaken
 from gateway.settings import ServerSettings
 from gateway.up import NotUp
@@ -32,14 +33,15 @@ Config = Annotated[Path, typer.Option("--config", help="The settings file (YAML)
 def serve(config: Config) -> None:
     """Serve the models of a settings file until SIGINT or SIGTERM."""
     settings = load_settings(config, os.environ)
-    configure_logging(secrets=secrets(settings, os.environ))
+    hidden = secrets(settings, os.environ)
+    configure_logging(secrets=hidden)
     sockets = process.bind_both(settings.server)
 
     async def main(stop: asyncio.Event) -> int:
-        await process.serve(settings, os.environ, sockets, stop)
+        await process.serve(settings, os.environ, sockets, stop, access=record_writer(secrets=hidden))
         return 0
 
-    _run(main)
+    _run(main, sockets)
 
 
 @app.command("check-config")
@@ -75,7 +77,7 @@ def up(
         console.print("\nEnded: the gateway and its engine.")
         return 0
 
-    _run(main)
+    _run(main, sockets)
 
 
 def _served_name(model: Path) -> str:
@@ -83,8 +85,9 @@ def _served_name(model: Path) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in model.stem)[:128]
 
 
-def _run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> NoReturn:
-    sys.exit(process.run(main))
+def _run(main: Callable[[asyncio.Event], Coroutine[None, None, int]], sockets: tuple[socket.socket, socket.socket]) -> NoReturn:
+    with sockets[0], sockets[1]:
+        sys.exit(process.run(main))
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

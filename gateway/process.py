@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 import structlog
 import uvloop
 
-from gateway.app import Gateway, is_loopback, running
+from gateway.app import Gateway, Records, is_loopback, running
 from gateway.server.listen import PortTaken, bind, port_of, serve_until
 from gateway.settings import ServerSettings, Settings
 
@@ -69,12 +69,15 @@ async def serve(
     environ: Mapping[str, str],
     sockets: tuple[socket.socket, socket.socket],
     stop: asyncio.Event,
+    *,
     on_ready: Ready | None = None,
+    access: Records | None = None,
 ) -> None:
-    """Serves until `stop`. `on_ready` runs beside, once the ports answer; what it raises ends the gateway."""
+    """Serves until `stop`. `on_ready` runs beside, once the ports answer; what it raises ends the gateway. `access` takes the
+    records of the access log."""
     main, admin = sockets
     server = settings.server
-    async with running(settings, environ) as gateway:
+    async with running(settings, environ, access) as gateway:
         _announce(server, port_of(main), port_of(admin))
         _spare_the_collector()
         places = [(main, gateway.main), (admin, gateway.admin)]

@@ -65,7 +65,7 @@ async def up(
                 raise NotUp(f"the greeting failed: {error or type(error).__name__}") from None
             _show_how(console, port, name)
 
-        await serve(settings, environ, sockets, stop, on_ready)
+        await serve(settings, environ, sockets, stop, on_ready=on_ready)
     finally:
         await engine.stop()
 

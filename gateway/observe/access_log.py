@@ -1,24 +1,16 @@
 """The access log: one record a request, when it ended. It holds numbers, names and our own words, never what was said."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Protocol
 
 from gateway.events import Event, Finished
 
 
-class Log(Protocol):
-    """Takes one record, as a structlog logger's `info` does."""
-
-    def __call__(self, event: str, /, **values: object) -> object:
-        """Writes it."""
-
-
 class AccessLog:
-    """An observer. `log` redacts and writes; `wall_clock_s` gives Unix time."""
+    """An observer. `write` redacts and writes one record; `wall_clock_s` gives Unix time."""
 
-    def __init__(self, log: Log, wall_clock_s: Callable[[], float]) -> None:
-        self._log = log
+    def __init__(self, write: Callable[[Mapping[str, object]], None], wall_clock_s: Callable[[], float]) -> None:
+        self._write = write
         self._wall_clock_s = wall_clock_s
 
     def __call__(self, event: Event) -> None:
@@ -26,32 +18,35 @@ class AccessLog:
         if not isinstance(event, Finished):
             return
         usage = event.usage
-        self._log(
-            "request",
-            ts=datetime.fromtimestamp(self._wall_clock_s(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            request_id=event.request_id,
-            dialect=event.dialect,
-            model=event.model,
-            engine=event.engine,
-            format=event.format,
-            outcome=event.outcome,
-            reason=event.reason,
-            status=event.status,
-            streamed=event.streamed,
-            attempts=event.attempts,
-            ttft_s=_rounded(event.ttft_s),
-            queue_s=_rounded(event.queue_s),
-            duration_s=_rounded(event.duration_s),
-            client_stall_s=_rounded(event.client_stall_s),
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-            finish_reason=event.finish_reason,
-            tool_calls=event.tool_calls,
-            with_tools=event.with_tools,
-            failures=dict(event.failures),
-            notes=event.notes,
+        self._write(
+            {
+                "event": "request",
+                "level": "info",
+                "ts": datetime.fromtimestamp(self._wall_clock_s(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "request_id": event.request_id,
+                "dialect": event.dialect,
+                "model": event.model,
+                "engine": event.engine,
+                "format": event.format,
+                "outcome": event.outcome,
+                "reason": event.reason,
+                "status": event.status,
+                "streamed": event.streamed,
+                "attempts": event.attempts,
+                "ttft_s": _rounded(event.ttft_s),
+                "queue_s": _rounded(event.queue_s),
+                "duration_s": _rounded(event.duration_s),
+                "client_stall_s": _rounded(event.client_stall_s),
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "reasoning_tokens": usage.reasoning_tokens,
+                "finish_reason": event.finish_reason,
+                "tool_calls": event.tool_calls,
+                "with_tools": event.with_tools,
+                "failures": dict(event.failures),
+                "notes": event.notes,
+            }
         )
 
 

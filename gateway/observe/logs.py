@@ -5,7 +5,7 @@ Invariant: whoever logs, structlog or the standard library, the line comes out o
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TextIO
 
 import structlog
@@ -14,6 +14,18 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from gateway.observe.redact import Redactor
 
 Level = Literal["debug", "info", "warning", "error"]
+
+
+def record_writer(stream: TextIO | None = None, secrets: Iterable[str] = ()) -> Callable[[Mapping[str, object]], None]:
+    """Writes records, one a line, past the loggers: for what is written on each request. Without a stream: standard error."""
+    out = stream if stream is not None else sys.stderr
+    redactor = Redactor(secrets)
+
+    def write(record: Mapping[str, object]) -> None:
+        out.write(redactor.line(record) + "\n")
+        out.flush()
+
+    return write
 
 
 def configure_logging(stream: TextIO | None = None, level: Level = "info", secrets: Iterable[str] = ()) -> None:

@@ -2,16 +2,13 @@
 
 import io
 import json
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import structlog
 
 from gateway.events import AttemptStarted, ClientGone, Finished, FirstToken, Received
 from gateway.observe.access_log import AccessLog
-from gateway.observe.logs import configure_logging
+from gateway.observe.logs import record_writer
 from gateway.request import Usage
 
 CANARY = "planted-canary-42"
@@ -41,19 +38,12 @@ DONE = Finished(
 
 
 @pytest.fixture
-def out() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    stream = io.StringIO()
-    configure_logging(stream, secrets=[CANARY])
-    yield stream
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+def out() -> io.StringIO:
+    return io.StringIO()
 
 
 def test_one_record_a_request_with_every_field(out: io.StringIO) -> None:
-    observe = AccessLog(structlog.get_logger().info, wall_clock_s=lambda: 1_800_000_000.25)
+    observe = AccessLog(record_writer(out, [CANARY]), wall_clock_s=lambda: 1_800_000_000.25)
     for event in (
         Received("r1", "openai_chat", 1.0),
         AttemptStarted("r1", 1, "a", "m", 1.0),
@@ -94,7 +84,7 @@ def test_one_record_a_request_with_every_field(out: io.StringIO) -> None:
 
 
 def test_a_hostile_record_is_still_one_bounded_line_without_secrets(out: io.StringIO) -> None:
-    observe = AccessLog(structlog.get_logger().info, wall_clock_s=lambda: 0.0)
+    observe = AccessLog(record_writer(out, [CANARY]), wall_clock_s=lambda: 0.0)
     hostile = f'\n{{"event":"forged"}}\x1b[2J\u2028{CANARY}' + "x" * 10_000
     observe(replace(DONE, request_id=hostile, reason=hostile, ttft_s=None, notes=(hostile,) * 100))
     lines = out.getvalue().splitlines()

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from support.gguf_writer import gguf
+from support.gguf_writer import Field, gguf
 from support.scripted_engine import ScriptedEngine
 from support.vocabulary import template_text, tokenizer_fields
 
@@ -89,7 +89,7 @@ def tiny_model(template: str = "echo") -> Path:
     """A file with one of our own templates, a vocabulary of bytes and no weights: enough to render for, and quick to read."""
     place = Path(tempfile.mkdtemp(prefix="interlock-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    about = {"general.architecture": "tiny", "tiny.context_length": 8192}
+    about: dict[str, Field] = {"general.architecture": "tiny", "tiny.context_length": 8192}
     file = place / f"{template}.gguf"
     file.write_bytes(gguf({**about, **tokenizer_fields(template=template_text(template))}))
     return file
@@ -118,7 +118,7 @@ async def serving(settings: Settings, *, wait: bool = True) -> AsyncIterator[Ser
             await gateway.registry.changed()
         started.set()
 
-    running = asyncio.create_task(serve(settings, os.environ, sockets, stop, on_ready))
+    running = asyncio.create_task(serve(settings, os.environ, sockets, stop, on_ready=on_ready))
     waiting = asyncio.create_task(started.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=20)
     if running.done():
