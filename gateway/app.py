@@ -41,7 +41,6 @@ from gateway.settings_fit import ENGINE_FORMAT
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
 
-
 Records = Callable[[Mapping[str, object]], None]
 
 CONSTRAINED_FORMAT = "hermes"  # the call syntax that is stated and enforced for a model not trained for tools
