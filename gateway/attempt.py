@@ -142,7 +142,7 @@ class RenderedCourse:
                 tools=request.tools,
                 prompt_tail=prompt.tail,
                 new_call_id=job.services.new_call_id,
-                hold_arguments=rendered.hold_arguments,
+                hold_arguments=rendered.hold_arguments or not job.sink.streamed,  # so that a call cut by the limit is its text
             )
         )
         self._reader = AnswerReader(parser, stop=request.stop, rules=job.model.rules, prompt_tokens=len(prompt.ids))
