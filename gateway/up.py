@@ -62,7 +62,7 @@ async def up(
             try:
                 await _greet(f"http://127.0.0.1:{port}", name, console)
             except httpx.HTTPError as error:
-                raise NotUp(f"the greeting failed: {error or type(error).__name__}") from None
+                raise NotUp(f"the greeting failed: {str(error) or type(error).__name__}") from None
             _show_how(console, port, name)
 
         await serve(settings, environ, sockets, stop, on_ready=on_ready)

@@ -38,8 +38,8 @@ class ScriptedEngine:
         return [seen for seen in self.seen if seen.body is not None]
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator["ScriptedEngine"]:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+    async def running(self, port: int = 0) -> AsyncIterator["ScriptedEngine"]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", port)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
