@@ -134,7 +134,8 @@ async def serving(settings: Settings, *, wait: bool = True) -> AsyncIterator[Ser
 
 
 @contextlib.asynccontextmanager
-async def scripted(**changed: Any) -> AsyncIterator[tuple[ScriptedEngine, Served]]:
-    """A scripted engine and the gateway in front of it."""
-    async with ScriptedEngine().running() as engine, serving(settings_for(engine.url, **changed)) as served:
-        yield engine, served
+async def scripted(*, on: ScriptedEngine | None = None, **changed: Any) -> AsyncIterator[tuple[ScriptedEngine, Served]]:
+    """A scripted engine, or the running one given, and the gateway in front of it."""
+    async with contextlib.AsyncExitStack() as stack:
+        engine = on if on is not None else await stack.enter_async_context(ScriptedEngine().running())
+        yield engine, await stack.enter_async_context(serving(settings_for(engine.url, **changed)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Step = bytes | float | str  # bytes to send, seconds to wait, or one of the words below
-RESET, CLOSE, HANG = "reset", "close", "hang"
+RESET, CLOSE, HANG, KEEP = "reset", "close", "hang", "keep"  # KEEP: all at once, and the connection stays
 HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -23,13 +23,17 @@ class Seen:
 
 
 class ScriptedEngine:
-    """`script` gives the steps of the next answer; `up` whether it says that it is healthy."""
+    """`script` gives the steps of the next answer; `up` whether it says that it is healthy; `answers` what it says to a GET:
+    the steps, or a JSON value. `connections` counts those it has accepted, `sent` the bytes of its answers."""
 
     def __init__(self) -> None:
         self.script: Callable[[Seen], Sequence[Step]] = lambda seen: completion("Hi")
         self.seen: list[Seen] = []
         self.up = True
+        self.answers: dict[str, object] = {"/health": {"status": "ok"}, "/v1/models": {"data": [{"id": "m"}]}, "/props": {}}
         self.url = ""
+        self.connections = 0
+        self.sent = 0
         self._connections: set[asyncio.Task[None]] = set()
 
     @property
@@ -53,6 +57,7 @@ class ScriptedEngine:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self.connections += 1
         try:
             while (seen := await _request(reader)) is not None:
                 self.seen.append(seen)
@@ -65,18 +70,22 @@ class ScriptedEngine:
             writer.close()
 
     async def _answer(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        if seen.body is None:
-            known = {"/health": {"status": "ok"}, "/v1/models": {"data": [{"id": "m"}]}, "/props": {}}
-            body = json.dumps(known.get(seen.path, {})).encode()
+        steps = self.script(seen) if seen.body is not None else self.answers.get(seen.path, {})
+        if not isinstance(steps, list):
+            body = json.dumps(steps).encode()
             status = b"200 OK" if self.up else b"503 Service Unavailable"
             writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
             return True
+        if KEEP in steps:
+            writer.writelines(step for step in steps if isinstance(step, bytes))
+            return True
         watch = asyncio.create_task(_closed(reader, seen))
         try:
-            for step in self.script(seen):
+            for step in steps:
                 if isinstance(step, bytes):
                     writer.write(step)
                     await writer.drain()
+                    self.sent += len(step)
                 elif isinstance(step, float):
                     await asyncio.sleep(step)
                 elif step == HANG:

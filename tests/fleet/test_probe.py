@@ -1,0 +1,155 @@
+"""Engines go and come back; each is asked at its own pace, and told apart after each comeback."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from support.gateway import sample, scripted
+from support.scripted_engine import ScriptedEngine
+from yarl import URL
+
+from engines.base import EngineInfo
+from engines.registry import make
+from gateway.fleet.probe import Prober, ProbeTimes
+from gateway.fleet.registry import Member, Registry
+from gateway.upstream import Upstream
+
+QUICK = ProbeTimes(ready_s=0.02, down_s=0.02, limit_s=0.3)
+
+
+async def until(happened: Callable[[], object], limit_s: float = 5.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not happened():
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def probing(
+    *urls: str, on_info: Callable[[Member, EngineInfo], None] = lambda *_: None, key: str | None = None
+) -> AsyncIterator[Registry]:
+    members = [Member(id=f"e{at}", model="m", engine=make("llamacpp"), root=URL(url), api_key=key) for at, url in enumerate(urls)]
+    registry = Registry(members)
+    async with Upstream() as upstream:
+        task = asyncio.create_task(Prober(registry, upstream, on_info, QUICK).run())
+        try:
+            yield registry
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+
+
+def paths(engine: ScriptedEngine) -> list[str]:
+    return [seen.path for seen in engine.seen]
+
+
+async def test_an_engine_that_goes_down_and_comes_back_is_identified_again() -> None:
+    told: list[tuple[str, EngineInfo]] = []
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/props"] = {"build_info": "b1", "default_generation_settings": {"n_ctx": 64}}
+        with capture_logs() as logs:
+            async with probing(engine.url, on_info=lambda member, info: told.append((member.id, info))) as registry:
+                await until(lambda: registry.is_ready("e0"))
+                await until(lambda: paths(engine).count("/health") > 4)
+                assert paths(engine).count("/props") == 1
+                assert registry.context_tokens("m") == 64
+                engine.up = False
+                await until(lambda: not registry.is_ready("e0"))
+                engine.answers["/props"] = {"build_info": "b2", "default_generation_settings": {"n_ctx": 32}}
+                engine.up = True
+                await until(lambda: registry.is_ready("e0"))
+                assert registry.context_tokens("m") == 32
+    assert [(name, info.version) for name, info in told] == [("e0", "b1"), ("e0", "b2")]
+    assert [(each["event"], each["why"]) for each in logs] == [
+        ("engine ready", None),
+        ("engine not ready", "status 503"),
+        ("engine ready", None),
+    ]
+
+
+async def test_a_large_answer_in_pieces_is_read_whole() -> None:
+    info: list[EngineInfo] = []
+    async with ScriptedEngine().running() as engine:
+        props = {"chat_template": "x" * 300_000, "build_info": "b1", "default_generation_settings": {"n_ctx": 64}}
+        body = json.dumps(props).encode()
+        pieces = [body[at : at + 50_000] for at in range(0, len(body), 50_000)]
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+        engine.answers["/props"] = [head, *(step for piece in pieces for step in (piece, 0.01))]
+        async with probing(engine.url, on_info=lambda _, each: info.append(each)) as registry:
+            await until(lambda: registry.is_ready("e0"))
+    assert [each.context_tokens for each in info] == [64]
+
+
+async def test_an_engine_that_says_nothing_of_itself_serves_all_the_same() -> None:
+    info: list[EngineInfo] = []
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/props"] = [b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"]
+        async with probing(engine.url, on_info=lambda _, each: info.append(each)) as registry:
+            await until(lambda: registry.is_ready("e0"))
+    assert info == [EngineInfo()]
+
+
+async def test_an_engine_that_breaks_while_it_is_identified_is_not_ready() -> None:
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/props"] = ["reset"]
+        async with probing(engine.url) as registry:
+            await until(lambda: paths(engine).count("/props") > 2)
+            assert not registry.is_ready("e0")
+            engine.answers["/props"] = {}
+            await until(lambda: registry.is_ready("e0"))
+
+
+async def test_a_hung_or_absent_engine_does_not_stop_the_others() -> None:
+    async with ScriptedEngine().running() as hung, ScriptedEngine().running() as engine:
+        hung.answers["/health"] = ["hang"]
+        with capture_logs() as logs:
+            async with probing(hung.url, "http://127.0.0.1:9", engine.url) as registry:
+                await until(lambda: registry.is_ready("e2"), 0.25)
+                await until(lambda: paths(hung).count("/health") > 1)
+                assert [each.ready for each in registry.view("m").engines] == [False, False, True]
+                assert paths(engine).count("/health") > 3
+    assert [each["engine"] for each in logs] == ["e2"]
+
+
+async def test_a_bug_in_one_probe_is_logged_and_ends_nothing() -> None:
+    def fail(member: Member, _info: EngineInfo) -> None:
+        if member.id == "e0":
+            raise ValueError("a bug")
+
+    async with ScriptedEngine().running() as engine:
+        with capture_logs() as logs:
+            async with probing(engine.url, engine.url, on_info=fail) as registry:
+                await until(lambda: registry.is_ready("e1"))
+                await until(lambda: len([each for each in logs if each["event"] == "probe failed"]) > 1)
+                assert not registry.is_ready("e0")
+    assert all(each["engine"] == "e0" and each["exc_info"] for each in logs if each["event"] == "probe failed")
+
+
+async def test_the_engine_s_key_is_sent_to_it() -> None:
+    async with ScriptedEngine().running() as engine:
+        async with probing(engine.url, key="sk-canary") as registry:
+            await until(lambda: registry.is_ready("e0"))
+        assert {seen.headers.get("authorization") for seen in engine.seen} == {"Bearer sk-canary"}
+
+
+async def test_what_an_engine_is_becomes_a_metric() -> None:
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/props"] = {"build_info": "b123"}
+        async with scripted(on=engine) as (_, served):
+            metrics = await served.metrics()
+    assert metrics[sample("interlock_engine_info", engine="e", kind="llamacpp", model="m", version="b123")] == 1
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "301 Moved", "404 Not Found", "500 Oops"])
+async def test_only_200_is_health(status: str) -> None:
+    answer: list[Any] = [f"HTTP/1.1 {status}\r\nlocation: /props\r\ncontent-length: 0\r\n\r\n".encode()]
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/health"] = answer
+        async with probing(engine.url) as registry:
+            await until(lambda: len(engine.seen) > 2)
+            assert not registry.is_ready("e0")
+        assert set(paths(engine)) == {"/health"}

@@ -1,0 +1,74 @@
+"""What is known of the engines, and who is told of changes."""
+
+import asyncio
+
+import pytest
+from support.wiring import fleet
+from yarl import URL
+
+from engines.base import EngineInfo
+from engines.registry import make
+from gateway.events import AttemptFailed, AttemptStarted
+from gateway.fleet.registry import Member, Registry
+from gateway.routing.view import EngineView, FleetView
+
+
+def member(name: str, model: str = "m", url: str = "http://127.0.0.1:9", key: str | None = None) -> Member:
+    return Member(id=name, model=model, engine=make("llamacpp"), root=URL(url), api_key=key)
+
+
+def test_views_are_of_one_model_and_keep_the_settings_order() -> None:
+    registry = Registry([member("b"), member("other", "n"), member("a")])
+    registry.set_ready("a", True)
+    registry.set_info("b", EngineInfo(context_tokens=100))
+    registry.apply(AttemptStarted("r", 1, "a", "m", 0.0))
+    seen = registry.view("m")
+    assert seen == FleetView((EngineView("b", False, 0, 100), EngineView("a", True, 1, None)))
+    assert registry.view("nobody") == FleetView(())
+    registry.apply(AttemptFailed("r", 1, "a", "broke"))
+    registry.set_ready("a", False)
+    assert registry.view("m").engines[1] == EngineView("a", False, 0, None)
+    assert seen.engines[1].running == 1  # a snapshot does not move
+
+
+def test_the_context_is_the_smallest_that_is_known() -> None:
+    registry = fleet("a", "b", "c")
+    assert registry.context_tokens("m") is None
+    registry.set_info("a", EngineInfo(context_tokens=200))
+    registry.set_info("b", EngineInfo(context_tokens=100))
+    assert registry.context_tokens("m") == 100
+    assert registry.info("b").context_tokens == 100
+    assert registry.info("c") == EngineInfo()
+
+
+async def test_only_changes_wake_those_who_wait() -> None:
+    registry = fleet("a", "b")
+    woken = asyncio.create_task(registry.changed())
+    await asyncio.sleep(0)
+    assert registry.set_ready("a", False) is False
+    await asyncio.sleep(0.01)
+    assert not woken.done()
+    assert registry.set_ready("b", True) is True
+    await asyncio.wait_for(woken, 1)
+    assert registry.is_ready("b")
+    later = asyncio.create_task(registry.changed())
+    await asyncio.sleep(0.01)
+    assert not later.done()
+    assert registry.set_ready("b", True) is False
+    later.cancel()
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "url"),
+    [
+        ("http://h:1", "/health", "http://h:1/health"),
+        ("http://h:1/", "/health", "http://h:1/health"),
+        ("http://h:1/base/", "/v1/models", "http://h:1/base/v1/models"),
+    ],
+)
+def test_paths_are_below_the_engine_s_root(root: str, path: str, url: str) -> None:
+    assert str(member("a", url=root).url(path)) == url
+
+
+def test_a_key_is_never_shown() -> None:
+    assert "sk-canary" not in repr(member("a", key="sk-canary"))
