@@ -121,8 +121,6 @@ def _translated(connect_s: float) -> Iterator[None]:
         raise EngineTimeout("connect", connect_s) from None
     except aiohttp.ClientConnectorError:
         raise EngineUnreachable("No connection to the engine could be made.") from None
-    except aiohttp.ServerTimeoutError:
-        raise EngineTimeout("headers", connect_s) from None
     except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError):
         raise EngineBroke("The engine closed the connection before its answer was complete.") from None
     except TimeoutError:

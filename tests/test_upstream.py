@@ -1,0 +1,226 @@
+"""The HTTP client: every failure is one of ours and names no address; connections are used again; nothing piles up."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.scripted_engine import CLOSE, HANG, HEAD, KEEP, RESET, ScriptedEngine, Step, chunked
+from yarl import URL
+
+from engines.base import Call
+from gateway.errors import EngineBroke, EngineError, EngineTimeout, EngineUnreachable
+from gateway.upstream import Exchange, Upstream
+
+CALL = Call("/completion", b'{"prompt": [1]}', {"x-extra": "1"})
+WHOLE: list[Step] = [HEAD, chunked(b"data: 1\n\n"), b"0\r\n\r\n", CLOSE]
+KEEP_HEAD = HEAD.replace(b"connection: close\r\n", b"")
+KEPT: list[Step] = [KEEP_HEAD, chunked(b"data: 1\n\n"), b"0\r\n\r\n", KEEP]
+
+
+@contextlib.asynccontextmanager
+async def engine(steps: list[Step]) -> AsyncIterator[tuple[ScriptedEngine, Upstream]]:
+    async with ScriptedEngine().running() as running, Upstream() as upstream:
+        running.script = lambda seen: steps
+        yield running, upstream
+
+
+async def opened(upstream: Upstream, url: str, call: Call = CALL, **changed: Any) -> Exchange:
+    return await upstream.open(URL(url) / call.path[1:], call, **{"api_key": None, "connect_s": 1.0, **changed})
+
+
+async def whole(exchange: Exchange) -> bytes:
+    """The whole body; the connection is given back, or closed where it broke."""
+    try:
+        body = b""
+        while data := await exchange.read():
+            body += data
+    except BaseException:
+        exchange.close()
+        raise
+    await exchange.release()
+    return body
+
+
+async def test_an_answer_is_read_as_it_comes() -> None:
+    async with engine([HEAD, chunked(b"a"), 0.1, chunked(b"b"), b"0\r\n\r\n", CLOSE]) as (running, upstream):
+        exchange = await opened(upstream, running.url)
+        assert (exchange.status, exchange.content_type) == (200, "text/event-stream")
+        assert [await exchange.read() for _ in range(3)] == [b"a", b"b", b""]
+        await exchange.release()
+    sent = running.calls[0].headers
+    assert (sent["content-type"], sent["x-extra"]) == ("application/json", "1")
+    assert {"authorization", "cookie", "accept-encoding", "user-agent"}.isdisjoint(sent)
+
+
+async def test_the_key_goes_out_as_a_bearer_token() -> None:
+    async with engine(WHOLE) as (running, upstream):
+        await whole(await opened(upstream, running.url, api_key="sk-canary"))
+        assert await upstream.get(URL(running.url) / "health", api_key="sk-canary", limit_s=1) == (200, b'{"status": "ok"}')
+    assert {seen.headers["authorization"] for seen in running.seen} == {"Bearer sk-canary"}
+
+
+@pytest.mark.parametrize("size", [10, 512 * 1024, 5_000_000])
+async def test_bodies_of_any_size_arrive_whole(size: int) -> None:
+    async with engine(WHOLE) as (running, upstream):
+        exchange = await opened(upstream, running.url, Call("/completion", b'"' + b"x" * size + b'"'))
+        assert await whole(exchange) == b"data: 1\n\n"
+    assert running.calls[0].body == "x" * size
+    assert running.calls[0].headers["content-length"] == str(size + 2)
+
+
+async def test_a_released_connection_is_used_again() -> None:
+    async with engine(KEPT) as (running, upstream):
+        for _ in range(3):
+            exchange = await opened(upstream, running.url)
+            assert await exchange.read() == b"data: 1\n\n"
+            await exchange.release()
+        assert running.connections == 1
+
+
+async def test_release_waits_for_the_end_of_the_body() -> None:
+    async with engine([KEEP_HEAD, chunked(b"data: 1\n\n"), 0.05, b"0\r\n\r\n", 5.0]) as (running, upstream):
+        exchange = await opened(upstream, running.url)
+        await exchange.read()
+        await exchange.release()
+        assert not running.calls[0].closed.is_set()
+
+
+@pytest.mark.parametrize("then", [[HANG], [0.05, RESET], [0.05, CLOSE]])
+async def test_release_drops_a_body_that_does_not_end(then: list[Step]) -> None:
+    async with engine([KEEP_HEAD, chunked(b"data: 1\n\n"), *then]) as (running, upstream):
+        exchange = await opened(upstream, running.url)
+        await exchange.read()
+        async with asyncio.timeout(1):
+            await exchange.release()
+        running.script = lambda seen: WHOLE
+        assert await whole(await opened(upstream, running.url)) == b"data: 1\n\n"
+    assert running.connections == 2
+
+
+async def test_a_body_that_pours_on_is_not_read_for_ever() -> None:
+    piece: list[Step] = [chunked(b"x" * 10_000), 0.01]
+    pouring: list[Step] = [KEEP_HEAD, *piece * 500]
+    async with engine(pouring) as (running, upstream):
+        exchange = await opened(upstream, running.url)
+        await exchange.read()
+        async with asyncio.timeout(1):
+            await exchange.release()
+            await running.calls[0].closed.wait()
+
+
+async def test_closing_tells_the_engine_at_once() -> None:
+    async with engine([HEAD, HANG]) as (running, upstream):
+        exchange = await opened(upstream, running.url)
+        exchange.close()
+        async with asyncio.timeout(0.5):
+            await running.calls[0].closed.wait()
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [
+        ([RESET], EngineBroke),
+        ([CLOSE], EngineBroke),
+        ([b"SSH-2.0-OpenSSH_9.6\r\n", CLOSE], EngineBroke),
+        ([b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", CLOSE], EngineBroke),
+        ([b"HTTP/1.1 200 OK\r\nbomb: " + b"x" * 100_000 + b"\r\n\r\n", CLOSE], EngineBroke),
+        ([b"HTTP/1.1 200 OK\r\n" + b"bomb: x\r\n" * 200_000, CLOSE], EngineBroke),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", CLOSE], EngineBroke),
+        ([HEAD, RESET], EngineBroke),
+        ([HEAD, CLOSE], EngineBroke),
+        ([HEAD, chunked(b"a"), CLOSE], EngineBroke),
+        ([HEAD, b"not a length\r\n", CLOSE], EngineBroke),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc", CLOSE], EngineBroke),
+    ],
+)
+async def test_a_broken_answer_is_a_broken_engine(steps: list[Step], error: type[EngineError]) -> None:
+    async with engine(steps) as (running, upstream):
+        with pytest.raises(error) as caught:
+            await whole(await opened(upstream, running.url))
+        port = running.url.rpartition(":")[2]
+    assert "127.0.0.1" not in caught.value.message
+    assert port not in caught.value.message
+    assert caught.value.__cause__ is None
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://nowhere.invalid:80"])
+async def test_no_connection_is_unreachable(url: str) -> None:
+    async with Upstream() as upstream:
+        with pytest.raises(EngineUnreachable) as caught:
+            await opened(upstream, url)
+        with pytest.raises(EngineUnreachable):
+            await upstream.get(URL(url), api_key=None, limit_s=1)
+    assert caught.value.message == "No connection to the engine could be made."
+
+
+async def test_a_connection_that_is_not_accepted_is_a_timeout_of_its_stage() -> None:
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # fill the queue, so that the kernel answers no further
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        await asyncio.sleep(0.05)
+        async with Upstream() as upstream:
+            with pytest.raises(EngineTimeout) as caught:
+                await opened(upstream, f"http://127.0.0.1:{full.getsockname()[1]}", connect_s=0.3)
+    assert (caught.value.stage, caught.value.status) == ("connect", 504)
+    assert "0.3 s" in caught.value.message
+
+
+async def test_a_probe_that_is_not_answered_gives_up() -> None:
+    async with engine(WHOLE) as (running, upstream):
+        running.answers["/health"] = [HANG]
+        with pytest.raises(EngineUnreachable, match="did not answer in time"):
+            await upstream.get(URL(running.url) / "health", api_key=None, limit_s=0.2)
+
+
+async def test_redirects_are_answers_not_orders() -> None:
+    moved: list[Step] = [b"HTTP/1.1 307 Moved\r\nlocation: /elsewhere\r\ncontent-length: 2\r\n\r\nhi", CLOSE]
+    async with engine(moved) as (running, upstream):
+        exchange = await opened(upstream, running.url)
+        assert (exchange.status, await exchange.read_error()) == (307, b"hi")
+        running.answers["/health"] = list(moved)
+        status, _ = await upstream.get(URL(running.url) / "health", api_key=None, limit_s=1)
+    assert status == 307
+    assert {seen.path for seen in running.seen} == {"/completion", "/health"}
+
+
+async def test_an_error_s_body_is_read_whole_up_to_a_bound() -> None:
+    pieces: list[Step] = [chunked(b"a" * 1000), 0.03, chunked(b"b" * 1000), 0.03]
+    head = HEAD.replace(b"200 OK", b"500 Oops")
+    async with engine([head, *pieces, b"0\r\n\r\n", CLOSE]) as (running, upstream):
+        assert await (await opened(upstream, running.url)).read_error() == b"a" * 1000 + b"b" * 1000
+        running.script = lambda seen: [head, *[chunked(b"x" * 10_000)] * 50, HANG]
+        exchange = await opened(upstream, running.url)
+        assert await exchange.read_error() == b"x" * 65536
+        exchange.close()
+        running.answers["/props"] = [HEAD, *[chunked(b"x" * 10_000)] * 50, HANG]
+        status, body = await upstream.get(URL(running.url) / "props", api_key=None, limit_s=2, max_bytes=123_456)
+        assert (status, len(body)) == (200, 123_456)
+
+
+async def test_compressed_and_cookie_answers_change_nothing() -> None:
+    baked = KEEP_HEAD.replace(b"content-type", b"set-cookie: a=b\r\ncontent-encoding: gzip\r\ncontent-type")
+    async with engine([baked, chunked(b"plain"), b"0\r\n\r\n", KEEP]) as (running, upstream):
+        for _ in range(2):
+            assert await whole(await opened(upstream, running.url)) == b"plain"
+    assert "cookie" not in running.calls[1].headers
+
+
+async def test_nothing_is_read_ahead_of_a_slow_reader() -> None:
+    pouring: list[Step] = [HEAD, *[chunked(b"x" * 65_536)] * 1000, HANG]
+    async with engine(pouring) as (running, upstream):
+        exchange = await opened(upstream, running.url)
+        await asyncio.sleep(0.3)
+        first = running.sent
+        await asyncio.sleep(0.3)
+        assert running.sent == first, "it is still being read"
+        exchange.close()
+    assert first < 12 * 2**20  # the sockets' buffers, and little more
