@@ -18,7 +18,8 @@ class ParseOptions:
     `prompt_tail` is the end of the rendered prompt, from the last turn's header on: it decides whether the template opened the
     thought. `new_call_id` makes call ids, for families without a rule of their own. `marker_ids` maps the text of each marker
     that is one token to its id: given, the parser is fed tokens and only those ids are these markers. `hold_arguments` holds a
-    call's deltas back until it is whole.
+    call's deltas back until it is whole: an answer that is given whole needs it, since only then is the text of a call that the
+    token limit cut content, as nothing of the call was sent before.
     """
 
     tools: tuple[ToolSpec, ...] = ()

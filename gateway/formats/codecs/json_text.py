@@ -5,6 +5,7 @@ is the beginning of a JSON value. Time is linear in the text; memory is the nest
 """
 
 import re
+from collections.abc import Mapping
 from enum import Enum, auto
 
 from gateway.wire import jsonio
@@ -42,9 +43,9 @@ class _At(Enum):
     __hash__ = object.__hash__  # Enum's own is a Python function, too slow a character
 
 
-_WORDS = {"t": "rue", "f": "alse", "n": "ull"}
+_WORDS: Mapping[str, str] = {"t": "rue", "f": "alse", "n": "ull"}
 _DIGIT_RUNS = frozenset({_At.WHOLE, _At.FRACTION, _At.EXPONENT_DIGITS})
-_NUMBER = {
+_NUMBER: Mapping[_At, Mapping[str, _At]] = {
     _At.MINUS: {"0": _At.ZERO, "1": _At.WHOLE},
     _At.ZERO: {".": _At.POINT, "e": _At.EXPONENT},
     _At.WHOLE: {".": _At.POINT, "e": _At.EXPONENT},
@@ -55,7 +56,7 @@ _NUMBER = {
     _At.EXPONENT_DIGITS: {},
 }
 _COMPLETE_NUMBERS = _DIGIT_RUNS | {_At.ZERO}
-_NUMBER_CLASS = {**dict.fromkeys("123456789", "1"), "0": "0", ".": ".", "e": "e", "E": "e", "+": "+", "-": "+"}
+_NUMBER_CLASS: Mapping[str, str] = {**dict.fromkeys("123456789", "1"), "0": "0", ".": ".", "e": "e", "E": "e", "+": "+", "-": "+"}
 
 
 class JsonText:

@@ -6,7 +6,7 @@ parameter, or the end of the call, follows on a line of its own, and is counted 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
@@ -20,10 +20,16 @@ _SPACE = " \t\n\r"
 _MAX_SPACE = 256  # between tags, where it must be looked through before the text before it is certain
 _MAX_NAME = 256
 _ESCAPED = re.compile(r'["\\\x00-\x1f]')
-_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x20)} | {
-    ord(plain): escape for plain, escape in zip('"\\\n\r\t\b\f', ('\\"', "\\\\", "\\n", "\\r", "\\t", "\\b", "\\f"), strict=True)
+_NAMED: Mapping[str, str] = dict(zip('"\\\n\r\t\b\f', ('\\"', "\\\\", "\\n", "\\r", "\\t", "\\b", "\\f"), strict=True))
+_ESCAPES = str.maketrans({chr(code): f"\\u{code:04x}" for code in range(0x20)} | dict(_NAMED))
+_LITERAL_STARTS: Mapping[str, str] = {
+    "object": "{",
+    "array": "[",
+    "boolean": "tf",
+    "null": "n",
+    "integer": "-0123456789",
+    "number": "-0123456789",
 }
-_LITERAL_STARTS = {"object": "{", "array": "[", "boolean": "tf", "null": "n", "integer": "-0123456789", "number": "-0123456789"}
 
 
 @dataclass(frozen=True, slots=True)
