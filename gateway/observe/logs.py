@@ -61,3 +61,4 @@ def configure_logging(stream: TextIO | None = None, level: Level = "info", secre
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.INFO))  # libraries' debug output holds requests
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end, once a port, are said by the gateway

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.formats.base import CallSyntax
-from gateway.prompt.normalize import Turn, arguments_object, tool_dict
+from gateway.prompt.normalize import Turn, arguments_object, broken_note, tool_dict
 from gateway.request import CallAnswer, GenerateRequest, ToolCall, ToolSpec
 from gateway.wire import jsonio
 
@@ -29,6 +29,16 @@ def restate(conversation: Sequence[Turn], tools: Sequence[ToolSpec], syntax: Cal
         stated.append(_with_calls(turn, syntax))
     stated += _results(run)
     return _with_tools(stated, tools, syntax) if tools else stated
+
+
+def broken_calls(conversation: Sequence[Turn]) -> list[str]:
+    """The notes on calls whose arguments are no JSON object."""
+    return [
+        broken_note(turn.index, number)
+        for turn in conversation
+        for number, call in enumerate(turn.calls)
+        if arguments_object(call.arguments) is None
+    ]
 
 
 def call_answer(request: GenerateRequest, syntax: CallSyntax, *, max_calls: int = MAX_CALLS) -> CallAnswer:

@@ -200,10 +200,15 @@ def _dict(turn: Turn, can: Capabilities, notes: list[str]) -> dict[str, Any]:
     return message
 
 
+def broken_note(index: int, number: int) -> str:
+    """What the log says of a call in the history that is given as the text it is."""
+    return f"messages[{index}].tool_calls[{number}]: arguments are no JSON object, given as text"
+
+
 def _call_dict(index: int, number: int, call: ToolCall, can: Capabilities, notes: list[str]) -> dict[str, Any]:
     arguments: object = arguments_object(call.arguments)
     if arguments is None:
-        notes.append(f"messages[{index}].tool_calls[{number}]: arguments are no JSON object, given as text")
+        notes.append(broken_note(index, number))
         arguments = call.arguments if can.broken_arguments == "text" else {RAW_ARGUMENTS: call.arguments}
     if can.arguments == "text" and not isinstance(arguments, str):
         arguments = jsonio.dumps(arguments)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gateway.errors import BadRequest, ModelFileError, shown
 from gateway.formats.base import CallSyntax
-from gateway.prompt.constrain import call_answer, restate
+from gateway.prompt.constrain import broken_calls, call_answer, restate
 from gateway.prompt.normalize import Turn, fit, template_kwargs, tool_dict, turns
 from gateway.prompt.probe import Capabilities, probe
 from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
@@ -70,7 +70,8 @@ class Prompter:
         offered = _offered(request)
         voice = self._tool_voice if offered else self._voice
         constraint = self._constraint(request, offered, voice.can)
-        conversation, tools = self._stated(turns(request.messages), offered)
+        said = turns(request.messages)
+        conversation, tools = self._stated(said, offered)
         messages, notes = fit(conversation, voice.can)
         switches, unread = template_kwargs(request.template_kwargs, voice.template.variables)
         text = voice.template.render(
@@ -83,7 +84,8 @@ class Prompter:
                 "add_generation_prompt": True,
             }
         )
-        return self._finished(text, voice.can.opening, constraint, (*notes, *unread))
+        broken = broken_calls(said) if self._mode == "constrained" else []
+        return self._finished(text, voice.can.opening, constraint, (*broken, *notes, *unread))
 
     def _stated(self, conversation: list[Turn], offered: tuple[ToolSpec, ...]) -> tuple[list[Turn], list[dict[str, Any]] | None]:
         """The conversation, and the tools for the template where it shows them itself."""

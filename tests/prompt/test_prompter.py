@@ -88,7 +88,9 @@ def test_a_broken_arguments_history_is_rendered() -> None:
     for name in ("full", "dropping", "text_arguments"):
         prompt = prompter(name).prompt(request(USER, broken, Message("tool", "r", tool_call_id="c1"), tools=(TOOL,)))
         assert "messages[1].tool_calls[0]: arguments are no JSON object, given as text" in prompt.notes
-    assert '"arguments": "{\\"a\\": "' in ECHO.prompt(request(USER, broken, tools=(TOOL,))).text
+    stated = ECHO.prompt(request(USER, broken, tools=(TOOL,)))
+    assert '"arguments": "{\\"a\\": "' in stated.text
+    assert stated.notes == ("messages[1].tool_calls[0]: arguments are no JSON object, given as text",)
 
 
 def test_tools_that_the_template_ignores_are_refused_with_the_way_out() -> None:
