@@ -4,6 +4,7 @@ Each request gets an id, emits `Received` and exactly one `Finished`, and ends i
 """
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from gateway.session import serve
 
 _log = structlog.get_logger("interlock.server")
 
+TELL_S = 1.0
 _THREAD_BODY_BYTES = 32 * 1024  # a longer request is rendered and tokenised in a thread, off the loop
 
 
@@ -146,14 +148,20 @@ class _Exchange:
         return fitted(prompt, request.max_tokens, (prompter.context_tokens, *said))
 
     async def _fail(self, error: GatewayError) -> None:
-        """Tells the client: as an HTTP error while the answer has not begun, else as an event after which nothing follows."""
-        client = self._client
-        if client.gone:
+        """Tells the client, if it is there; one that takes nothing is not waited for long."""
+        if self._client.gone:
             self._status = 499
             return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TELL_S):
+                await self._tell(error)
+
+    async def _tell(self, error: GatewayError) -> None:
+        """As an HTTP error while the answer has not begun, else as an event after which nothing follows."""
+        client = self._client
         if client.started:
-            if self._encoder is not None:
-                await client.cut(self._encoder.error(error))
+            if self._encoder is not None and not client.complete:
+                await client.finish(self._encoder.error(error))
             return
         self._status = error.status
         extra: tuple[Header, ...] = ()

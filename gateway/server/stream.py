@@ -5,7 +5,6 @@ that leaves cancels the task that serves it, streamed or not. A connection that 
 """
 
 import asyncio
-import contextlib
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +18,6 @@ Header = tuple[bytes, bytes]
 
 PING_S = 10.0
 BODY_S = 30.0
-CUT_S = 1.0
 _STALL_S = 0.001  # below this, `send` only copied to the socket
 _STREAM_HEADERS: tuple[Header, ...] = (
     (b"content-type", STREAM_TYPE),
@@ -88,7 +86,7 @@ class Client:
         self.streamed = False
         self.started = False
         self.gone = False
-        self._complete = False
+        self.complete = False
         self.stall_s = 0.0
 
     async def __aenter__(self) -> Self:
@@ -104,7 +102,7 @@ class Client:
     async def _watch_for_leaving(self, serving: "asyncio.Task[object] | None") -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if serving is not None and not self._complete:  # servers also say "disconnect" when the answer is complete
+        if serving is not None and not self.complete:  # servers also say "disconnect" when the answer is complete
             self.gone = True
             serving.cancel()
 
@@ -153,21 +151,13 @@ class Client:
         self._stop_pings()
         if data:
             await self.write(data)
-        self._complete = True
+        self.complete = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def cut(self, data: bytes) -> None:
-        """Sends the error that ends a streamed answer; a client that takes nothing is not waited for long."""
-        if self._complete:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CUT_S):
-                await self.finish(data)
 
     async def reply(self, status: int, body: bytes, extra: tuple[Header, ...] = ()) -> None:
         """Sends one whole JSON answer."""
         self._stop_pings()
-        self.started = self._complete = True
+        self.started = self.complete = True
         length = (b"content-length", b"%d" % len(body))
         headers = [(b"content-type", JSON_TYPE), length, *self.headers, *extra]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
