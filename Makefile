@@ -24,8 +24,9 @@ lint: .venv/.dev docs-check  ## style, types and architecture
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
-bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy
+bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy, and that of parsing at 1k, 8k and 64k tokens
 	PYTHONPATH=tests $(BIN)/python -m perf.bench $(BENCH)
+	PYTHONPATH=tests $(BIN)/python -m perf.bench_formats
 
 services:  ## the Debian programs that tests need
 	scripts/services
