@@ -27,7 +27,7 @@ def test_two_adapters_of_one_kind_are_an_error(monkeypatch: pytest.MonkeyPatch) 
     twin = SimpleNamespace(ENGINE=SimpleNamespace(kind="twin"))
     monkeypatch.setattr("importlib.import_module", lambda _: twin)
     with pytest.raises(RuntimeError, match="two engine adapters are of kind 'twin'"):
-        _table.__wrapped__()
+        _table()
 
 
 @pytest.mark.parametrize("kind", known())

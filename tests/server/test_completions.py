@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_frees_the_engine_at_once(stream: bool, begun
         await served.settled(IN_FLIGHT, 0)
 
 
-SHORT = {"timeouts": {"connect_s": 0.3, "headers_s": 0.3, "first_token_s": 0.3, "between_tokens_s": 0.3, "total_s": 5}}
+SHORT: dict[str, Any] = {"timeouts": {"connect_s": 0.3, "headers_s": 0.3, "first_token_s": 0.3, "between_tokens_s": 0.3, "total_s": 5}}
 COMMENT = b"9\r\n: alive\n\n\r\n"
 
 
