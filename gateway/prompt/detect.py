@@ -11,6 +11,7 @@ from gateway.request import (
     GenerateRequest,
     Message,
     ParseFailure,
+    ReasoningText,
     ToolCall,
     ToolCallArguments,
     ToolCallEnd,
@@ -18,10 +19,11 @@ from gateway.request import (
     ToolSpec,
     Usage,
 )
-from gateway.wire.jsonio import JsonError, decode
+from gateway.wire.jsonio import decode
 
 PLAIN = "plain"
-_USER_MARK = "detectusermark"
+_USER_MARK, _RESULT_MARK = "detectusermark", "detectresultmark"
+_THOUGHT = "<think>\ndetect thought\n</think>\n\n"
 _TOOL = ToolSpec("detect_function", "A probe.", {"type": "object", "properties": {"detect_key": {"type": "string"}}})
 _ARGUMENTS: Mapping[str, str] = {"detect_key": "detect value"}
 _PROBE = GenerateRequest(
@@ -29,7 +31,7 @@ _PROBE = GenerateRequest(
     messages=(
         Message("user", _USER_MARK),
         Message("assistant", None, tool_calls=(ToolCall("callprobe", _TOOL.name, '{"detect_key": "detect value"}'),)),
-        Message("tool", "detectresultmark", tool_call_id="callprobe"),
+        Message("tool", _RESULT_MARK, tool_call_id="callprobe"),
     ),
     tools=(_TOOL,),
 )
@@ -42,20 +44,21 @@ class FormatUnknown(Exception):
 def detect_format(prompter: Prompter, template: str, formats: Mapping[str, Format]) -> Format:
     """The format of the model behind `prompter` (`tools: native`), whose template's source is given. Raises FormatUnknown."""
     can = prompter.capabilities
+    thinks = can.reasoning is not None or "</think>" in template
     if can.tools != "yes" or can.tool_calls != "yes":
-        if can.reasoning is not None or "</think>" in template:
+        if thinks:
             raise FormatUnknown("the model thinks, but its template shows no tool calls to tell its format by: name the format")
         return formats[PLAIN]
-    written = prompter.prompt(_PROBE).text.rpartition(_USER_MARK)[2]
+    # What the model is to write: not the result after it, nor the thought that many templates open in the next turn.
+    written = prompter.prompt(_PROBE).text.rpartition(_USER_MARK)[2].partition(_RESULT_MARK)[0]
     own = {each.name: each for each in formats.values() if each.name != PLAIN}
-    fitting = [each for each in own.values() if _reads(each, written)]
+    fitting = [each for each in own.values() if _reads(each, written) and (_reads_thoughts(each) or not thinks)]
     if len(fitting) != 1:
-        found = (
-            f"{len(fitting)} formats fit the template ({', '.join(each.name for each in fitting)})"
-            if fitting
-            else "no format of this version fits the template"
+        names = f" ({', '.join(each.name for each in fitting)})" if fitting else ""
+        raise FormatUnknown(
+            f"{len(fitting) or 'no'} formats of this version{names} read what the template writes, a tool call"
+            f"{' and thoughts' if thinks else ''}: name the format, or `plain` to read no calls"
         )
-        raise FormatUnknown(f"{found} by the way it writes a tool call: name the format, or `plain` to read no calls")
     return fitting[0]
 
 
@@ -67,7 +70,9 @@ def _reads(candidate: Format, written: str) -> bool:
     ends = sum(isinstance(delta, ToolCallEnd) for delta in deltas)
     faults = any(isinstance(delta, ParseFailure) for delta in deltas)
     arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))
-    try:
-        return names == [_TOOL.name] and ends == 1 and not faults and decode(arguments) == _ARGUMENTS
-    except JsonError:
-        return False
+    return names == [_TOOL.name] and ends == 1 and not faults and decode(arguments) == _ARGUMENTS
+
+
+def _reads_thoughts(candidate: Format) -> bool:
+    """Whether the candidate takes a thought for one."""
+    return any(isinstance(delta, ReasoningText) for delta in candidate.parser(ParseOptions()).feed(_THOUGHT))
