@@ -79,9 +79,7 @@ async def test_what_others_reach_is_one_warning_and_shows_no_metrics(server: dic
         with capture_logs() as logs:
             async with serving(settings_for(engine.url, server=server)) as served:
                 metrics = await served.client.get("/metrics")
-                admin = served.admin_url.replace(
-                    "127.0.0.1", "127.0.0.2" if server.get("admin_host") == "127.0.0.2" else "127.0.0.1"
-                )
+                admin = served.admin_url.replace("127.0.0.1", reached)
                 own = await served.client.get(f"{admin}/metrics")
     warnings = [each for each in logs if each["log_level"] == "warning"]
     assert [each["settings"] for each in warnings] == ([warned] if warned else [])

@@ -1,0 +1,263 @@
+"""What one client's connection and one engine's see over many requests, and what is left when they are over."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+from support.gateway import HELLO, IN_FLIGHT, PAIR, Served, events_of, outcome, sample, scripted
+from support.scripted_engine import (
+    CLOSE,
+    HANG,
+    HEAD,
+    KEEP,
+    RESET,
+    ScriptedEngine,
+    Seen,
+    Step,
+    chat_chunk,
+    chunked,
+    completion,
+    event,
+    llama_end,
+    llama_token,
+)
+
+KEPT = [HEAD.replace(b"connection: close\r\n", b""), *completion("Hi")[1:-1], KEEP]
+
+
+def raw(**body: Any) -> bytes:
+    content = json.dumps({**HELLO, **body}).encode()
+    return b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(content), content)
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The next answer on a connection: status and body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    status = int(head.split()[1])
+    if b"transfer-encoding: chunked" not in head:
+        return status, await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return status, body
+
+
+async def connected(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+
+
+async def test_many_requests_on_one_connection() -> None:
+    async with scripted() as (engine, served):
+        engine.script = lambda seen: KEPT
+        reader, writer = await connected(served)
+        for number in range(50):
+            writer.write(raw(stream=number % 2 == 1))
+            status, body = await asyncio.wait_for(answer(reader), 5)
+            assert status == 200
+            assert body.endswith(b"data: [DONE]\n\n" if number % 2 else b"}")
+        writer.close()
+        metrics = await served.metrics()
+    assert metrics[outcome("ok")] == 50
+    assert len(engine.calls) == 50
+
+
+async def test_pipelined_requests_are_answered_in_turn() -> None:
+    async with scripted() as (engine, served):
+        engine.script = lambda seen: completion(str(seen.body["seed"]), pause_s=0.02)
+        reader, writer = await connected(served)
+        writer.write(b"".join(raw(stream=number % 2 == 1, seed=number) for number in range(5)))
+        bodies = [(await asyncio.wait_for(answer(reader), 5))[1] for _ in range(5)]
+        writer.close()
+        await served.settled(outcome("ok"), 5)
+    said = [
+        "".join(choice["delta"].get("content") or "" for chunk in events_of(body)[:-1] for choice in chunk["choices"])
+        if body.startswith(b"data:")
+        else json.loads(body)["choices"][0]["message"]["content"]
+        for body in bodies
+    ]
+    assert said == ["0", "1", "2", "3", "4"]
+
+
+async def test_an_engine_s_connection_is_used_again() -> None:
+    async with scripted() as (engine, served):
+        await asyncio.sleep(0.05)
+        probes = engine.connections
+        engine.script = lambda seen: KEPT
+        for _ in range(10):
+            assert (await served.chat()).status_code == 200
+            assert (await served.stream())[-1] == "[DONE]"
+    assert len(engine.calls) == 20
+    assert engine.connections - probes <= 1
+
+
+@pytest.mark.parametrize("place", ["encoder", "call", "chunk", "end"])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_bug_of_ours_is_told_logged_and_costs_one_request(monkeypatch: pytest.MonkeyPatch, place: str, n: int) -> None:
+    target = {
+        "encoder": "gateway.dialects.openai_chat.OpenAIChat.encoder",
+        "call": "engines.llamacpp.LlamaCpp.call",
+        "chunk": "engines.llamacpp.LlamaCppReader.chunk",
+        "end": "gateway.dialects.openai_chat.WholeEncoder.end",
+    }[place]
+
+    def bug(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    async with scripted() as (_engine, served):
+        reader, writer = await connected(served)
+        with monkeypatch.context() as patched, capture_logs() as logs:
+            patched.setattr(target, bug)
+            writer.write(raw(n=n))
+            status, body = await asyncio.wait_for(answer(reader), 5)
+            for _ in range(50):
+                if any(record["event"] == "request" for record in logs):
+                    break
+                await asyncio.sleep(0.01)
+        writer.write(raw())
+        later, _ = await asyncio.wait_for(answer(reader), 5)
+        writer.close()
+        await served.settled(outcome("ok"), 1)
+        metrics = await served.metrics()
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["type"]) == (500, "internal_error", "server_error")
+    assert "ZeroDivisionError" not in error["message"]
+    assert later == 200
+    (logged,) = [record for record in logs if record["event"] == "request failed"]
+    assert logged["exc_info"]
+    assert logged["request_id"]
+    assert metrics[sample("interlock_request_failures_total", model="m", outcome="upstream_error", reason="internal")] == 1
+    assert metrics[IN_FLIGHT] == 0
+
+
+async def test_a_client_that_does_not_read_stops_the_engine() -> None:
+    big = "x" * 8_000
+    async with scripted() as (engine, served):
+        tokens = [event(llama_token(big, at)) for at in range(1, 8_000)]  # 64 MB
+        engine.script = lambda seen: [HEAD, *tokens, event(llama_end(8_000)), b"0\r\n\r\n", CLOSE]
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", int(served.url.rpartition(":")[2])))
+            await loop.sock_sendall(client, raw(stream=True))
+            sent = await settled(engine)
+            assert sent < 16 * 2**20, "the sockets between hold no more than some megabytes"
+            got = 0
+            while got < 4 * 2**20:
+                got += len(await loop.sock_recv(client, 1 << 16))
+            more = await settled(engine)
+            assert sent < more <= sent + 10 * 2**20, "it goes on as the client reads, and stops again"
+        async with asyncio.timeout(2):
+            await engine.calls[0].closed.wait()
+        await served.settled(outcome("client_gone"), 1)
+
+
+async def settled(engine: ScriptedEngine) -> int:
+    """What the engine has sent once it gets rid of no more."""
+    before = -1
+    while engine.sent != before:
+        before = engine.sent
+        await asyncio.sleep(0.3)
+    return before
+
+
+async def test_a_client_that_never_reads_on_holds_a_request_no_longer_than_its_total() -> None:
+    big = "x" * 200_000
+    async with scripted(timeouts={"total_s": 0.8}) as (engine, served):
+        tokens = [event(llama_token(big, at)) for at in range(1, 100)]
+        engine.script = lambda seen: [HEAD, *tokens, event(llama_end(99)), b"0\r\n\r\n", CLOSE]
+        _, writer = await connected(served)
+        writer.write(raw(stream=True))
+        await served.settled(outcome("timeout"), 1, within_s=6)
+        await served.settled(IN_FLIGHT, 0)
+        writer.close()
+
+
+async def test_an_end_without_a_finish_reason_is_no_answer() -> None:
+    done = chunked(b"data: [DONE]\n\n")
+    async with scripted(kind="openai") as (engine, served):
+        engine.script = lambda seen: [HEAD, event(chat_chunk({"content": "a"})), done, b"0\r\n\r\n", CLOSE]
+        whole = await served.chat()
+        streamed = await served.stream()
+        engine.script = lambda seen: [HEAD, event(chat_chunk({"content": "a"}, "stop")), done, b"0\r\n\r\n", CLOSE]
+        one_of_two = await served.chat(n=2)
+    assert (whole.status_code, one_of_two.status_code) == (502, 502)
+    assert whole.json()["error"]["code"] == "engine_broke"
+    assert streamed[-1]["error"]["code"] == "engine_broke"
+
+
+async def test_nothing_is_left_of_two_hundred_requests_of_all_kinds() -> None:
+    scripts: Sequence[list[Step]] = [
+        list(KEPT),
+        completion("a", "b"),
+        [RESET],
+        [HEAD, event(llama_token("a", 1)), RESET],
+        [HEAD, event(llama_token("a", 1)), HANG],
+        [HANG],
+        [b"HTTP/1.1 500 Oops\r\ncontent-length: 5\r\n\r\nhello", CLOSE],
+        [HEAD, b"garbage\r\n", CLOSE],
+    ]
+
+    def script(seen: Seen) -> Sequence[Step]:
+        return scripts[int(seen.body["seed"]) % len(scripts)]
+
+    limits = {"headers_s": 0.3, "first_token_s": 0.3, "between_tokens_s": 0.3}
+    async with scripted(timeouts=limits) as (engine, served):
+        engine.script = script
+        await batch(served, 8)
+        await asyncio.sleep(0.3)
+        tasks, files = left()
+        for _ in range(8):
+            await batch(served, 24)
+        async with asyncio.timeout(10):
+            while (now := left()) > (tasks, files + 2) or now[0] > tasks:
+                await asyncio.sleep(0.1)
+        metrics = await served.metrics()
+    assert metrics[IN_FLIGHT] == 0
+    assert sum(value for name, value in metrics.items() if name.startswith("interlock_requests_total[")) == 200
+
+
+async def batch(served: Served, count: int) -> None:
+    """Requests at once, every third of which leaves, on connections of their own."""
+
+    async def one(number: int) -> None:
+        limit_s = 0.1 if number % 3 == 2 else 10
+        with contextlib.suppress(httpx.HTTPError):
+            # Loopback without TLS: its context would cost 50 ms each.
+            async with httpx.AsyncClient(
+                base_url=served.url,
+                timeout=limit_s,
+                trust_env=False,
+                verify=False,  # noqa: S501
+            ) as client:
+                await client.post("/v1/chat/completions", json={**HELLO, "seed": number, "stream": number % 2 == 1})
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+
+
+def left() -> tuple[int, int]:
+    """Tasks and open files now."""
+    gc.collect()
+    return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+
+async def test_the_failures_of_a_repeated_answer_are_in_the_metrics() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": ["a"]}}}]
+    call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+    async with scripted(tools="constrained", on_schema_miss="retry") as (engine, served):
+        engine.script = lambda seen: completion(call % ("{}" if len(engine.calls) == 1 else '{"a": 1}'))
+        assert (await served.chat(tools=tools)).status_code == 200
+        metrics = await served.metrics()
+    labels = {**PAIR, "format": "hermes"}
+    assert metrics[sample("interlock_parse_failures_total", kind="schema_mismatch", **labels)] == 1
+    assert metrics[sample("interlock_tool_calls_total", **labels)] == 1
