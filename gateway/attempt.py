@@ -25,6 +25,7 @@ from gateway.timer import StageLimits, StageTimer, Watchdog
 from gateway.upstream import Exchange, Upstream
 from gateway.wire.sse import SseError, SseReader
 
+MAX_WHOLE_BYTES = 1 << 28  # of an engine's stream whose answer is kept until it is whole
 SCHEMA_MISS = "schema_mismatch"
 
 
@@ -324,10 +325,13 @@ class Attempt:
         """Reads to the end; False where the answer missed its schema and nothing of it was delivered."""
         course = self._course()
         sse = SseReader()
+        left = MAX_WHOLE_BYTES if not self._job.sink.streamed else None
         while not (reader.done or course.ended):
             data = await exchange.read()
             if not data:
                 raise EngineBroke("The engine's answer ended in the middle.")
+            if left is not None and (left := left - len(data)) < 0:
+                raise EngineBroke(f"The engine's answer is larger than {MAX_WHOLE_BYTES} bytes.")
             chunks = _chunks(data, sse, reader)
             if not chunks:
                 continue

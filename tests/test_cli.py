@@ -286,3 +286,19 @@ def test_the_log_of_a_start_is_json(config: Callable[[dict[str, Any]], Path]) ->
         assert serving.child.wait(10) == 0
         lines = serving.log.read_text().splitlines()
     assert all(isinstance(json.loads(line), dict) for line in lines)
+
+
+def test_a_service_that_ends_by_itself_is_a_success(
+    run: Run, config: Callable[[dict[str, Any]], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[object] = []
+
+    async def nothing(*arguments: object, **named: object) -> None:
+        served.append((arguments, named))
+
+    monkeypatch.setattr(process, "serve", nothing)
+    monkeypatch.setattr(cli, "bring_up", nothing)
+    assert run("serve", "--config", config(settings())) == (0, "", "")
+    code, out, err = run("up", "--model", tiny_model(), "--port", "0")
+    assert (code, out, err) == (0, "\nEnded: the gateway and its engine.\n", "")
+    assert len(served) == 2

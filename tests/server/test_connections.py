@@ -261,3 +261,67 @@ async def test_the_failures_of_a_repeated_answer_are_in_the_metrics() -> None:
     labels = {**PAIR, "format": "hermes"}
     assert metrics[sample("interlock_parse_failures_total", kind="schema_mismatch", **labels)] == 1
     assert metrics[sample("interlock_tool_calls_total", **labels)] == 1
+
+
+async def test_a_body_that_comes_too_slowly_is_told_and_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.server.stream.BODY_S", 0.2)
+    async with scripted() as (engine, served):
+        reader, writer = await connected(served)
+        writer.write(raw()[:-10])
+        status, body = await asyncio.wait_for(answer(reader), 3)
+        assert await asyncio.wait_for(reader.read(), 3) == b""
+        writer.close()
+        await served.settled(outcome("client_error", engine="none", model="unknown"), 1)
+    assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+    assert engine.calls == []
+
+
+async def test_a_client_that_leaves_in_its_body_is_gone() -> None:
+    async with scripted() as (engine, served):
+        _, writer = await connected(served)
+        writer.write(raw()[:-10])
+        await asyncio.sleep(0.1)
+        writer.close()
+        await served.settled(outcome("client_gone", engine="none", model="unknown"), 1)
+    assert engine.calls == []
+
+
+async def test_a_choice_that_nobody_asked_for_is_no_answer() -> None:
+    async with scripted(kind="openai") as (engine, served):
+        engine.script = lambda seen: [HEAD, event(chat_chunk({"content": "a"}, index=3)), HANG]
+        response = await served.chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_broke")
+
+
+async def test_an_engine_that_goes_between_two_tries_is_told() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": ["a"]}}}]
+    async with scripted(tools="constrained", on_schema_miss="retry") as (engine, served):
+
+        def script(_: Seen) -> Sequence[Step]:
+            served.gateway.registry.set_ready("e", False)
+            return completion('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+
+        engine.script = script
+        engine.up = False
+        response = await served.chat(tools=tools)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_engine")
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_a_cold_route_s_wrong_method_is_told_in_the_dialect_s_shape() -> None:
+    async with scripted() as (_engine, served):
+        wrong = await served.client.post("/v1/models")
+        both = [await served.client.get(path) for path in ("/nowhere", "/v1/models/")]
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert {each.json()["error"]["type"] for each in both} == {"invalid_request_error"}
+
+
+async def test_an_answer_that_is_kept_is_bounded_and_one_that_streams_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.attempt.MAX_WHOLE_BYTES", 1 << 20)
+    async with scripted() as (engine, served):
+        engine.script = lambda seen: completion(*["x" * 1000] * 1200)
+        whole = await served.chat()
+        streamed = await served.stream()
+    assert (whole.status_code, whole.json()["error"]["code"]) == (502, "engine_broke")
+    assert "larger than 1048576 bytes" in whole.json()["error"]["message"]
+    assert streamed[-1] == "[DONE]"
