@@ -57,7 +57,9 @@ async def test_a_client_that_leaves_frees_the_engine_at_once(stream: bool, begun
         await served.settled(IN_FLIGHT, 0)
 
 
-SHORT: dict[str, Any] = {"timeouts": {"connect_s": 0.3, "headers_s": 0.3, "first_token_s": 0.3, "between_tokens_s": 0.3, "total_s": 5}}
+SHORT: dict[str, Any] = {
+    "timeouts": {"connect_s": 0.3, "headers_s": 0.3, "first_token_s": 0.3, "between_tokens_s": 0.3, "total_s": 5}
+}
 COMMENT = b"9\r\n: alive\n\n\r\n"
 
 
@@ -314,12 +316,6 @@ async def test_a_passed_engines_calls_are_checked() -> None:
     assert metrics[sample("interlock_parse_failures_total", kind="schema_mismatch", **labels)] == 1
     assert metrics[sample("interlock_tool_calls_total", **labels)] == 1
     assert metrics[sample("interlock_requests_with_tools_total", **labels)] == 1
-
-
-async def test_two_requests_share_the_engines_connection() -> None:
-    async with scripted() as (engine, served):
-        await asyncio.gather(served.chat(), served.chat(), return_exceptions=False)
-        assert len(engine.calls) == 2
 
 
 async def test_models_and_errors_of_the_cold_routes() -> None:
