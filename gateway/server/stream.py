@@ -81,6 +81,7 @@ class Client:
         self._watch: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
+        self._starting = asyncio.Lock()
         self._sending = False
         self._last_sent = 0.0
         self.streamed = False
@@ -132,8 +133,7 @@ class Client:
         began = self._loop.time()
         self._sending = True
         if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers]})
+            await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._sending = False
         self._last_sent = self._loop.time()
@@ -142,6 +142,13 @@ class Client:
             return 0.0
         self.stall_s += stalled_s
         return stalled_s
+
+    async def _start(self) -> None:
+        """Sends the headers, once: a ping may wait here for a client that still reads its last answer, and be cancelled."""
+        async with self._starting:
+            if not self.started:
+                await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers]})
+                self.started = True
 
     async def finish(self, data: bytes) -> None:
         """Sends the last piece of a streamed answer, or the whole body."""
