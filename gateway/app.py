@@ -19,7 +19,6 @@ from engines.base import Engine, EngineInfo
 from engines.registry import known, make
 from gateway.admission import Admission
 from gateway.answer import AnswerRules
-from gateway.attempt import Services
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
 from gateway.errors import ModelFileError, SettingsError
@@ -27,6 +26,7 @@ from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
 from gateway.formats.base import Format
 from gateway.formats.registry import load as load_formats
+from gateway.job import Services
 from gateway.model import Model, Rendered, by_name
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus

@@ -1,8 +1,9 @@
 """The life of a request as values: what observers see. A union, nothing else.
 
-Each request emits one `Received` and exactly one `Finished`. Between them, each `AttemptStarted` is closed by exactly one of
-`AttemptFailed`, `ClientGone` or `Finished` (which closes the attempt that served the answer), so that counts of running work
-are a fold over this stream. Times are seconds of the monotonic clock; durations are seconds.
+Each request emits exactly one `Finished` and, once its body was read, one `Received` before it. Between them, each
+`AttemptStarted` is closed by exactly one of `AttemptFailed`, `ClientGone` or `Finished` (which closes the attempt that served the
+answer), so that counts of running work are a fold over this stream. Times are seconds of the monotonic clock; durations are
+seconds.
 """
 
 from dataclasses import dataclass, field

@@ -20,6 +20,10 @@ class Rendered:
     call_format: Format
     hold_arguments: bool = False
 
+    def format_for(self, with_tools: bool) -> Format:
+        """What reads the answer to a request that offers tools, or offers none."""
+        return self.call_format if with_tools else self.format
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -39,7 +43,7 @@ class Model:
         """The format's name for metrics and the log."""
         if self.rendered is None:
             return "engine"
-        return (self.rendered.call_format if with_tools else self.rendered.format).name
+        return self.rendered.format_for(with_tools).name
 
 
 def by_name(models: tuple[Model, ...]) -> Mapping[str, Model]:

@@ -120,6 +120,11 @@ class GenerateRequest:
     ignored: tuple[str, ...] = ()
     body: bytes = b""
 
+    @property
+    def offered(self) -> tuple[ToolSpec, ...]:
+        """The tools that the model may call: none where `tool_choice` forbids calls."""
+        return () if self.tool_choice.mode == "none" else self.tools
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

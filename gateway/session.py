@@ -3,9 +3,10 @@
 import asyncio
 
 from gateway.admission import Admission
-from gateway.attempt import Attempt, Job
+from gateway.attempt import Attempt
 from gateway.errors import EngineTimeout, GatewayError, Rejected
 from gateway.fleet.registry import Member
+from gateway.job import Job
 from gateway.routing.policy import choose
 from gateway.timer import Alarm
 

@@ -22,12 +22,12 @@ from yarl import URL
 from engines.base import Call
 from gateway.admission import Admission
 from gateway.answer import AnswerRules
-from gateway.attempt import Services
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.errors import EngineBroke, EngineUnreachable
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, Event, Finished, FirstToken, Received
 from gateway.formats.registry import load
+from gateway.job import Services
 from gateway.model import Model, Rendered
 from gateway.observe.bus import Bus
 from gateway.prompt.prompter import Prompter

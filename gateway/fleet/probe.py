@@ -1,6 +1,7 @@
 """Asks each engine whether it can serve, and what it is. A failed probe takes an engine out, the next good one puts it back."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,8 +47,14 @@ class Prober:
 
     async def _watch(self, member: Member) -> None:
         while True:
-            ready = await self.probe(member)
-            await asyncio.sleep(self._times.ready_s if ready else self._times.down_s)
+            await self._rest(member, await self.probe(member))
+
+    async def _rest(self, member: Member, ready: bool) -> None:
+        """Waits for the next probe, but no longer than until traffic finds the engine gone."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._times.ready_s if ready else self._times.down_s):
+                while self._registry.is_ready(member.id) == ready:
+                    await self._registry.changed()
 
     async def probe(self, member: Member) -> bool:
         """Asks one engine once, and records the answer."""

@@ -151,4 +151,4 @@ def _offered(request: GenerateRequest) -> tuple[ToolSpec, ...]:
     for name in choice.names:
         if name not in known:
             raise BadRequest(f"tool_choice names {shown(name)}, which is not among the tools.", param="tool_choice")
-    return () if choice.mode == "none" else request.tools
+    return request.offered

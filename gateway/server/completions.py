@@ -13,7 +13,6 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission import Admission
-from gateway.attempt import Job, Ledger, Services
 from gateway.dialects.base import Answer, Dialect, Encoder, Limits
 from gateway.errors import (
     BodyTimeout,
@@ -30,6 +29,7 @@ from gateway.errors import (
     UnsupportedEncoding,
 )
 from gateway.events import NO_MODEL, Finished, Outcome, Received
+from gateway.job import Job, Ledger, Services
 from gateway.model import Model, fitted
 from gateway.request import GenerateRequest, Prompt
 from gateway.server.stream import Client, ClientLeft, Header, read_body
@@ -184,7 +184,7 @@ class _Exchange:
 
     def _finished(self, outcome: Outcome, reason: str | None) -> Finished:
         ledger, request = self._ledger, self._request
-        with_tools = bool(request and request.tools)
+        with_tools = bool(request and request.offered)
         first = ledger.tallies.get(0)
         return Finished(
             request_id=ledger.request_id,

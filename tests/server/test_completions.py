@@ -374,3 +374,17 @@ async def test_going_down_cuts_the_rest_with_an_error() -> None:
         response = await request
     assert events_of(response.content)[-1]["error"]["code"] == "draining"
     assert b"[DONE]" not in response.content
+
+
+async def test_tool_choice_none_offers_no_tools_and_reads_no_calls() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    async with scripted(tools="constrained") as (engine, served):
+        engine.script = lambda seen: completion(call)
+        whole = (await served.chat(tools=tools, tool_choice="none")).json()
+        metrics = await served.metrics()
+    assert whole["choices"][0]["message"]["content"] == call
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert "grammar" not in engine.calls[0].body
+    counted = [value for name, value in metrics.items() if name.startswith("interlock_requests_with_tools_total")]
+    assert sum(counted) == 0

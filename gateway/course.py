@@ -1,0 +1,149 @@
+"""How one attempt's chunks become bytes for the client: parsed here, or passed on as the engine parsed them.
+
+Invariant: what `take` gives of a streamed answer is all of it, in order; of a whole answer the encoder hears nothing before
+`close`, so that one that missed its schema can be thrown away.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engines.base import Chunk
+from gateway.answer import AnswerReader, CallChecker, PassedReader
+from gateway.errors import EngineBroke
+from gateway.formats.base import ParseOptions
+from gateway.formats.check import call_check
+from gateway.job import Job
+from gateway.model import Rendered
+from gateway.request import Delta, Finish, ParseFailure, Prompt
+
+
+class Course(Protocol):
+    """How one attempt's chunks become bytes for the client."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete before the engine says so."""
+
+    def take(self, chunks: Sequence[Chunk]) -> tuple[bytes, bool]:
+        """The bytes that these chunks add, and whether they hold something that a reader of the answer sees."""
+
+    def close(self) -> None:
+        """The engine is done: what was kept until that was certain goes to the encoder. Raises EngineBroke without an end."""
+
+    @property
+    def schema_missed(self) -> bool:
+        """Whether an answer that should fit a schema does not."""
+
+
+class RenderedCourse:
+    """The course of an engine that the gateway rendered for: one choice, parsed here.
+
+    The deltas of a whole answer are kept until the attempt is over, so that one that missed its schema can be repeated.
+    """
+
+    def __init__(self, job: Job, rendered: Rendered, prompt: Prompt, choice: int) -> None:
+        request = job.request
+        parser = rendered.format_for(bool(request.offered)).parser(
+            ParseOptions(
+                tools=request.offered,
+                prompt_tail=prompt.tail,
+                new_call_id=job.services.new_call_id,
+                hold_arguments=rendered.hold_arguments or not job.sink.streamed,  # so that a call cut by the limit is its text
+            )
+        )
+        self._reader = AnswerReader(parser, stop=request.stop, rules=job.model.rules, prompt_tokens=len(prompt.ids))
+        self._encoder = job.encoder
+        self._choice = choice
+        self._kept: list[Delta] | None = None if job.sink.streamed else []
+        job.ledger.begin(choice, self._reader.tally)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete, for the engine or by a stop of ours."""
+        return self._reader.ended
+
+    @property
+    def schema_missed(self) -> bool:
+        """Whether a call or the answer missed its schema."""
+        return self._reader.tally.schema_missed
+
+    def take(self, chunks: Sequence[Chunk]) -> tuple[bytes, bool]:
+        """Parses the chunks."""
+        deltas: list[Delta] = []
+        for chunk in chunks:
+            deltas += self._reader.read(chunk)
+        seen = any(type(delta) is not ParseFailure and type(delta) is not Finish for delta in deltas)
+        if self._kept is None:
+            return (self._encoder.feed(self._choice, deltas) if deltas else b""), seen
+        self._kept += deltas
+        return b"", seen
+
+    def close(self) -> None:
+        """A whole answer goes to its encoder now."""
+        if not self._reader.ended:
+            raise _endless()
+        if self._kept:
+            self._encoder.feed(self._choice, self._kept)
+
+
+class PassedCourse:
+    """The course of an engine that templates and parses itself: its events pass, all choices of them, measured and checked."""
+
+    def __init__(self, job: Job, expected: int) -> None:
+        self._job = job
+        self._check = call_check(job.request.offered)
+        self._expected = expected
+        self._readers: dict[int, PassedReader] = {}
+        self._kept: dict[int, list[Delta]] | None = None if job.sink.streamed else {}
+
+    @property
+    def ended(self) -> bool:
+        """Never before the engine's own end: usage comes after the last choice."""
+        return False
+
+    @property
+    def schema_missed(self) -> bool:
+        """Whether a call missed its schema."""
+        return any(reader.tally.schema_missed for reader in self._readers.values())
+
+    def take(self, chunks: Sequence[Chunk]) -> tuple[bytes, bool]:
+        """Measures the chunks and hands on what they say."""
+        passed: list[bytes] = []
+        seen = False
+        for chunk in chunks:
+            deltas = (self._readers.get(chunk.choice) or self._reader(chunk.choice)).read(chunk)
+            if chunk.deltas:
+                seen = True
+            if chunk.usage is not None:
+                self._job.ledger.engine_usage = chunk.usage
+            if self._kept is not None:
+                self._kept.setdefault(chunk.choice, []).extend(deltas)
+            elif chunk.raw is not None:
+                passed.append(self._job.encoder.passed(chunk.choice, chunk.raw, deltas))
+        return b"".join(passed), seen
+
+    def close(self) -> None:
+        """A whole answer goes to its encoder now."""
+        if sum(reader.ended for reader in self._readers.values()) < self._expected:
+            raise _endless()
+        for choice, deltas in (self._kept or {}).items():
+            self._job.encoder.feed(choice, deltas)
+
+    def _reader(self, choice: int) -> PassedReader:
+        """The reader of a choice that is new."""
+        if not 0 <= choice < self._expected:
+            raise EngineBroke("The engine sent a choice that was not asked for.")
+        reader = self._readers[choice] = PassedReader(CallChecker(self._check), rules=self._job.model.rules)
+        self._job.ledger.begin(choice, reader.tally)
+        return reader
+
+
+def course_of(job: Job, choice: int) -> Course:
+    """The course of the next attempt. A passed one has all choices."""
+    if job.prompt is None or job.model.rendered is None:
+        return PassedCourse(job, job.request.n)
+    return RenderedCourse(job, job.model.rendered, job.prompt, choice)
+
+
+def _endless() -> EngineBroke:
+    return EngineBroke("The engine's answer has no finish reason: it may be cut.")

@@ -1,0 +1,98 @@
+"""A request that is ready to be served, what it needs of the process, and what becomes known of it."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.answer import Tally
+from gateway.dialects.base import Encoder
+from gateway.events import NO_ENGINE
+from gateway.fleet.registry import Registry
+from gateway.model import Model
+from gateway.observe.bus import Bus
+from gateway.request import FailureKind, GenerateRequest, Prompt, Usage
+from gateway.timer import StageLimits, Watchdog
+from gateway.upstream import Upstream
+
+
+class Sink(Protocol):
+    """Where the answer goes: the client, behind its socket's backpressure."""
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the client wants the answer as it comes."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has left."""
+
+    async def write(self, data: bytes) -> float:
+        """Sends a piece of a streamed answer; gives the seconds that the client made us wait."""
+
+    async def finish(self, data: bytes) -> None:
+        """Sends the last piece, or the whole body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a request needs of the process."""
+
+    registry: Registry
+    upstream: Upstream
+    bus: Bus
+    limits: StageLimits
+    watchdog: Watchdog
+    new_call_id: Callable[[], str]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What is known of a request when it is over. Attempts write to it as they go."""
+
+    request_id: str
+    received_s: float
+    engine: str = NO_ENGINE
+    attempts: int = 0
+    queue_s: float = 0.0
+    ttft_s: float | None = None
+    delivered: bool = False
+    inter_token_s: list[tuple[float, int]] = field(default_factory=list)
+    tallies: dict[int, Tally] = field(default_factory=dict)
+    engine_usage: Usage | None = None
+    _earlier: Counter[FailureKind] = field(default_factory=Counter)
+
+    def begin(self, choice: int, tally: Tally) -> None:
+        """An answer for this choice begins; the failures of one that was thrown away stay counted."""
+        if choice in self.tallies:
+            self._earlier += self.tallies[choice].failures
+        self.tallies[choice] = tally
+
+    def failures(self) -> Counter[FailureKind]:
+        """All failures of the request's answers."""
+        return sum((tally.failures for tally in self.tallies.values()), self._earlier)
+
+    def usage(self) -> Usage:
+        """The request's tokens: the engine's own count where it made all choices, else its prompt once and all choices."""
+        if self.engine_usage is not None:
+            return self.engine_usage
+        used = [tally.final_usage() for tally in self.tallies.values()]
+        return Usage(
+            max((one.prompt_tokens for one in used), default=0),
+            sum(one.completion_tokens for one in used),
+            max((one.cached_tokens for one in used), default=0),
+            sum(one.reasoning_tokens for one in used),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that is ready to be served. `prompt` is None where the engine templates itself."""
+
+    services: Services
+    model: Model
+    request: GenerateRequest
+    prompt: Prompt | None
+    encoder: Encoder
+    sink: Sink
+    ledger: Ledger
