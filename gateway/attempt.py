@@ -77,7 +77,7 @@ class Attempt:
                 whole = reader.done
             finally:
                 if whole:
-                    await exchange.release()
+                    exchange.release()
                 else:
                     exchange.close()
         return served

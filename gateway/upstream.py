@@ -2,13 +2,16 @@
 
 It is the only place on the data path that knows the HTTP library. Bodies are read as they come, with the socket paused while
 nobody reads, so that a slow client slows its engine and nothing piles up between them.
+
+A kept connection may be closed by the engine just as the next call goes out on it (llama.cpp closes after each stream, whatever
+its headers say). Such a call was answered by nobody: it is sent again, at last on a new connection, and what fails there has failed.
 """
 
 import asyncio
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Self
 
 import aiohttp
@@ -18,7 +21,7 @@ from engines.base import Call
 from gateway.errors import EngineBroke, EngineTimeout, EngineUnreachable
 
 _READ_BUFFER_BYTES = 64 * 1024
-_KEEPALIVE_S = 4  # llama.cpp drops an idle connection after 5 s: leave it before, rather than race with it
+_KEEPALIVE_S = 4  # the engines' servers drop an idle connection after 5 s: leave it before, rather than race with it
 _LARGE_BODY_BYTES = 512 * 1024  # from here on the body is sent in pieces, so that one send does not hold the loop
 _ERROR_BODY_BYTES = 64 * 1024
 _RELEASE_S = 0.25
@@ -27,8 +30,9 @@ _RELEASE_S = 0.25
 class Exchange:
     """An answer whose headers have come. Read it to its end, then `release` it; `close` drops the connection."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, ending: "set[asyncio.Task[None]]") -> None:
         self._response = response
+        self._ending = ending
         self.status = response.status
         self.content_type = response.headers.get("content-type", "")
 
@@ -42,18 +46,23 @@ class Exchange:
         with _translated(0.0):
             return await _up_to(_ERROR_BODY_BYTES, self._response.content)
 
-    async def release(self) -> None:
-        """Gives the connection back for the next call, where the body ends soon; else closes it."""
-        content = self._response.content
-        if not content.at_eof():
-            try:
-                async with asyncio.timeout(_RELEASE_S):
-                    while await content.readany():
-                        pass
-            except (TimeoutError, aiohttp.ClientError, OSError):
-                self._response.close()
-                return
-        self._response.release()
+    def release(self) -> None:
+        """Gives the connection back for the next call, where the body ends soon; else closes it. The client waits for neither."""
+        if self._response.content.at_eof():
+            self._response.release()
+            return
+        task = asyncio.create_task(self._end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end(self) -> None:
+        try:
+            async with asyncio.timeout(_RELEASE_S):
+                while await self._response.content.readany():
+                    pass
+            self._response.release()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            self._response.close()
 
     def close(self) -> None:
         """Drops the connection, so that the engine sees at once that nobody listens."""
@@ -64,7 +73,11 @@ class Upstream:
     """A pool of connections to engines. Use as `async with Upstream() as upstream`."""
 
     async def __aenter__(self) -> Self:
+        self._ending: set[asyncio.Task[None]] = set()
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_reused)
         self._session = aiohttp.ClientSession(
+            trace_configs=[tracing],
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -76,6 +89,8 @@ class Upstream:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for task in self._ending:
+            task.cancel()
         await self._session.close()
 
     async def open(self, url: URL, call: Call, *, api_key: str | None, connect_s: float) -> Exchange:
@@ -83,16 +98,22 @@ class Upstream:
         headers = {"content-type": "application/json", **call.headers}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
-        body = call.body if len(call.body) < _LARGE_BODY_BYTES else io.BytesIO(call.body)
         with _translated(connect_s):
-            response = await self._session.post(
-                url,
-                data=body,
-                headers=headers,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
-            )
-        return Exchange(response)
+            while True:
+                way = _Way()
+                try:
+                    response = await self._session.post(
+                        url,
+                        data=call.body if len(call.body) < _LARGE_BODY_BYTES else io.BytesIO(call.body),
+                        headers=headers,
+                        allow_redirects=False,
+                        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+                        trace_request_ctx=way,
+                    )
+                    return Exchange(response, self._ending)
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                    if not way.kept or isinstance(error, aiohttp.ClientConnectorError):
+                        raise
 
     async def get(self, url: URL, *, api_key: str | None, limit_s: float, max_bytes: int = 1 << 20) -> tuple[int, bytes]:
         """A small GET for probes: status and at most `max_bytes` of the body. Raises an EngineError."""
@@ -102,6 +123,21 @@ class Upstream:
                 url, headers=headers, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=limit_s)
             ) as response:
                 return response.status, await _up_to(max_bytes, response.content)
+
+
+class _Way:
+    """Whether a call went out on a kept connection."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept = False
+
+
+async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+    way = context.trace_request_ctx
+    if way is not None:
+        way.kept = True
 
 
 async def _up_to(limit: int, content: aiohttp.StreamReader) -> bytes:

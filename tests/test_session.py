@@ -88,7 +88,7 @@ class FakeExchange:
     async def read_error(self) -> bytes:
         return b'{"error": {"message": "no", "code": 500}}'
 
-    async def release(self) -> None:
+    def release(self) -> None:
         self.ends += 1
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ async def whole(exchange: Exchange) -> bytes:
     except BaseException:
         exchange.close()
         raise
-    await exchange.release()
+    exchange.release()
     return body
 
 
@@ -49,7 +49,7 @@ async def test_an_answer_is_read_as_it_comes() -> None:
         exchange = await opened(upstream, running.url)
         assert (exchange.status, exchange.content_type) == (200, "text/event-stream")
         assert [await exchange.read() for _ in range(3)] == [b"a", b"b", b""]
-        await exchange.release()
+        exchange.release()
     sent = running.calls[0].headers
     assert (sent["content-type"], sent["x-extra"]) == ("application/json", "1")
     assert {"authorization", "cookie", "accept-encoding", "user-agent"}.isdisjoint(sent)
@@ -76,15 +76,35 @@ async def test_a_released_connection_is_used_again() -> None:
         for _ in range(3):
             exchange = await opened(upstream, running.url)
             assert await exchange.read() == b"data: 1\n\n"
-            await exchange.release()
+            exchange.release()
+            await asyncio.sleep(0.05)
         assert running.connections == 1
+
+
+async def test_a_kept_connection_that_the_engine_closes_costs_no_call() -> None:
+    """As llama.cpp does after each stream: promised to be kept, closed at once, with the next call on its way."""
+    closing: list[Step] = [KEEP_HEAD, chunked(b"data: 1\n\n"), b"0\r\n\r\n", CLOSE]
+    async with engine(closing) as (running, upstream):
+        for _ in range(20):
+            assert await whole(await opened(upstream, running.url)) == b"data: 1\n\n"
+    assert len(running.calls) == 20
+
+
+async def test_a_call_that_no_new_connection_answers_has_failed() -> None:
+    async with engine(KEPT) as (running, upstream):
+        await whole(await opened(upstream, running.url))
+        running.script = lambda seen: [CLOSE]
+        with pytest.raises(EngineBroke):
+            await opened(upstream, running.url)
+    assert len(running.calls) == 3  # answered; on the kept connection; on a new one
 
 
 async def test_release_waits_for_the_end_of_the_body() -> None:
     async with engine([KEEP_HEAD, chunked(b"data: 1\n\n"), 0.05, b"0\r\n\r\n", 5.0]) as (running, upstream):
         exchange = await opened(upstream, running.url)
         await exchange.read()
-        await exchange.release()
+        exchange.release()
+        await asyncio.sleep(0.1)
         assert not running.calls[0].closed.is_set()
 
 
@@ -93,8 +113,8 @@ async def test_release_drops_a_body_that_does_not_end(then: list[Step]) -> None:
     async with engine([KEEP_HEAD, chunked(b"data: 1\n\n"), *then]) as (running, upstream):
         exchange = await opened(upstream, running.url)
         await exchange.read()
-        async with asyncio.timeout(1):
-            await exchange.release()
+        exchange.release()
+        await asyncio.sleep(0.4)
         running.script = lambda seen: WHOLE
         assert await whole(await opened(upstream, running.url)) == b"data: 1\n\n"
     assert running.connections == 2
@@ -107,7 +127,7 @@ async def test_a_body_that_pours_on_is_not_read_for_ever() -> None:
         exchange = await opened(upstream, running.url)
         await exchange.read()
         async with asyncio.timeout(1):
-            await exchange.release()
+            exchange.release()
             await running.calls[0].closed.wait()
 
 
