@@ -9,7 +9,7 @@ over `Limits.repeat`. An object that declares properties gets no others: narrowe
 import hashlib
 from collections import OrderedDict
 
-from engines.grammar.cases import SchemaError
+from engines.grammar.budget import SchemaError
 from engines.grammar.text import avoiding, literal
 from engines.grammar.values import COLON, COMMA, Limits, Rules, Values
 from gateway.errors import BadRequest, shown
@@ -78,5 +78,4 @@ def _call(rules: Rules, answer: CallAnswer, tool: ToolSpec) -> str:
         arguments = Values(rules, schema).rule({"allOf": [schema, {"type": "object"}]})
     except SchemaError as error:
         raise SchemaError(f"{error}, in the parameters of {shown(tool.name)}") from None
-    name, key = encode(tool.name).decode(), encode(answer.arguments_key).decode()
-    return rules.add(f"{literal(name)} {COMMA} {literal(key)} {COLON} {arguments}")
+    return rules.add(f"{rules.json_literal(tool.name)} {COMMA} {rules.json_literal(answer.arguments_key)} {COLON} {arguments}")

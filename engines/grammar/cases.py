@@ -1,45 +1,51 @@
 """A JSON Schema taken apart into cases: plain schemas without references or combinations, any of which a value may satisfy.
 
 Invariant: a value that satisfies one case satisfies all that these schemas say in the keywords of `_CHECKS`; other keywords are
-dropped. Any JSON value as a schema gives cases or `SchemaError`; the work is bounded.
+dropped. Any JSON value as a schema gives cases or `SchemaError`, and all work is paid for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from reprlib import Repr
 from typing import Any
 from urllib.parse import unquote
 
+from engines.grammar.budget import Budget, SchemaError
 from gateway.errors import shown
 
 Schema = Mapping[str, Any]
 _TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
 _COMBINED = ("$ref", "allOf", "anyOf", "oneOf")
 _MAX_NESTED = 64
-_MAX_STEPS = 20_000
-_MAX_SHOWN = 80
-
-
-class SchemaError(ValueError):
-    """A schema that no grammar can hold. The message ends a sentence."""
+_STEP, _PAIR, _MEMBER = 30, 30, 3  # units of work
+_BRIEF = Repr()
+_BRIEF.maxlevel = 2
 
 
 class Cases:
     """The cases of schemas of one document, which references point into."""
 
-    def __init__(self, document: Schema, max_cases: int) -> None:
+    def __init__(self, document: Schema, max_cases: int, budget: Budget) -> None:
         self._document = document
         self._max_cases = max_cases
-        self._steps = 0
+        self._budget = budget
+        self._known: dict[tuple[int, tuple[str, ...]], tuple[object, Sequence[Schema]]] = {}
 
-    def of(self, schema: object, seen: tuple[str, ...] = (), nested: int = 0) -> list[Schema]:
+    def of(self, schema: object, seen: tuple[str, ...] = (), nested: int = 0) -> Sequence[Schema]:
         """The cases; none where no value satisfies it. A reference back to itself adds nothing to an alternative."""
-        self._steps += 1
-        if self._steps > _MAX_STEPS or nested > _MAX_NESTED:
-            raise SchemaError("its references and combinations are too many")
+        self._budget.spend(_STEP)
+        if nested > _MAX_NESTED:
+            raise SchemaError("its references and combinations are nested too deep")
         if isinstance(schema, bool):
             return [{}] if schema else []
         if not isinstance(schema, Mapping):
-            raise SchemaError(f"{repr(schema)[:_MAX_SHOWN]} is not a schema")
-        cases: list[Schema] = [_plain(schema)]
+            raise SchemaError(f"{_BRIEF.repr(schema)} is not a schema")
+        place = (id(schema), seen)
+        if place not in self._known:
+            self._known[place] = (schema, self._of(schema, seen, nested))  # kept, so that its id stays its own
+        return self._known[place][1]
+
+    def _of(self, schema: Schema, seen: tuple[str, ...], nested: int) -> Sequence[Schema]:
+        cases: Sequence[Schema] = [_plain(schema, self._budget)]
         if (ref := schema.get("$ref")) is not None:
             target = [] if ref in seen else self.of(self._resolved(ref), (*seen, ref), nested + 1)
             cases = self._product(cases, target)
@@ -51,14 +57,15 @@ class Cases:
                 cases = self._product(cases, options)
         return cases
 
-    def _product(self, left: list[Schema], right: list[Schema]) -> list[Schema]:
+    def _product(self, left: Sequence[Schema], right: Sequence[Schema]) -> Sequence[Schema]:
         if len(left) * len(right) > self._max_cases:
             raise SchemaError(f"its alternatives combine to more than {self._max_cases}")
-        return [both for one in left for other in right if (both := _merged(one, other)) is not None]
+        return [both for one in left for other in right if (both := _merged(one, other, self._budget)) is not None]
 
     def _resolved(self, ref: object) -> object:
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
-            raise SchemaError(f"the reference {shown(str(ref))} does not point into the schema itself")
+            raise SchemaError(f"the reference {_BRIEF.repr(ref)} does not point into the schema itself")
+        self._budget.spend(len(ref) * _MEMBER)
         found: Any = self._document
         for step in unquote(ref).split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
@@ -106,18 +113,20 @@ def _schemas(schema: Schema, keyword: str) -> Sequence[object]:
     return parts
 
 
-def _plain(schema: Schema) -> Schema:
+def _plain(schema: Schema, budget: Budget) -> Schema:
     """The keywords that a grammar can use, checked and in one spelling each."""
+    budget.spend(len(schema) * _MEMBER)
     case: dict[str, Any] = {}
     for keyword, value in schema.items():
         check = _CHECKS.get(keyword)
         if check is not None:
+            budget.spend(_size(value))
             checked = check(value)
             if checked is None:
-                raise SchemaError(f"'{keyword}' cannot be {repr(value)[:_MAX_SHOWN]}")
+                raise SchemaError(f"'{keyword}' cannot be {_BRIEF.repr(value)}")
             case[keyword] = checked
     if "const" in schema:
-        case["enum"] = _shared(case.get("enum", [schema["const"]]), [schema["const"]])
+        case["enum"] = _shared(case.get("enum", [schema["const"]]), [schema["const"]], budget)
     if isinstance(case.get("items"), list):  # the older spelling of prefixItems
         case["prefixItems"] = case.pop("items")
         if "additionalItems" in schema:
@@ -128,45 +137,71 @@ def _plain(schema: Schema) -> Schema:
     return case
 
 
-def _merged(left: Schema, right: Schema) -> Schema | None:
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, Mapping | list | tuple) else 1
+
+
+def _merged(left: Schema, right: Schema, budget: Budget) -> Schema | None:
     """What satisfies both; None where nothing does."""
+    budget.spend(_PAIR)
     both = dict(left)
     for keyword, value in right.items():
-        both[keyword] = _JOINS[keyword](both[keyword], value) if keyword in both else value
+        if keyword in both:
+            budget.spend((_size(both[keyword]) + _size(value)) * _MEMBER)
+            both[keyword] = _JOINS[keyword](both[keyword], value, budget)
+        else:
+            both[keyword] = value
     return None if both.get("type") == () or both.get("enum") == [] else both
 
 
-def _both(left: Any, right: Any) -> Any:
-    if left is True or left == right:
+def _both(left: Any, right: Any, budget: Budget) -> Any:
+    if left is True or left is right:
         return right
     if right is True:
         return left
-    return left is not False and right is not False and {"allOf": [left, right]}
+    if left is False or right is False:
+        return False
+    return right if budget.json(left) == budget.json(right) else {"allOf": [left, right]}
 
 
-def _by_name(left: Mapping[str, Any], right: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**left, **{name: _both(left[name], schema) if name in left else schema for name, schema in right.items()}}
+def _by_name(left: Mapping[str, Any], right: Mapping[str, Any], budget: Budget) -> Mapping[str, Any]:
+    joined = {name: _both(left[name], schema, budget) if name in left else schema for name, schema in right.items()}
+    return {**left, **joined}
 
 
-def _by_place(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
+def _by_place(left: Sequence[Any], right: Sequence[Any], budget: Budget) -> Sequence[Any]:
     longer = left if len(left) > len(right) else right
-    return [_both(one, other) for one, other in zip(left, right, strict=False)] + list(longer[min(len(left), len(right)) :])
+    joined = [_both(one, other, budget) for one, other in zip(left, right, strict=False)]
+    return joined + list(longer[len(joined) :])
 
 
-def _types_of_both(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
+def _types_of_both(left: tuple[str, ...], right: tuple[str, ...], _budget: Budget) -> tuple[str, ...]:
     wider = {*left, *(("integer",) if "number" in left else ())}
     other = {*right, *(("integer",) if "number" in right else ())}
     return tuple(kind for kind in _TYPES if kind in wider and kind in other)
 
 
-def _shared(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
-    """The values in both. To JSON, 1 is 1.0 but not true."""
-    return [one for one in left if any(one == other and isinstance(one, bool) is isinstance(other, bool) for other in right)]
+def _shared(left: Sequence[Any], right: Sequence[Any], budget: Budget) -> Sequence[Any]:
+    """The values in both."""
+    keys = {budget.key(value) for value in right}
+    return [value for value in left if budget.key(value) in keys]
+
+
+def _names_of_both(left: Sequence[str], right: Sequence[str], _budget: Budget) -> Sequence[str]:
+    return tuple(dict.fromkeys((*left, *right)))
+
+
+def _highest(left: Any, right: Any, _budget: Budget) -> Any:
+    return max(left, right)
+
+
+def _lowest(left: Any, right: Any, _budget: Budget) -> Any:
+    return min(left, right)
 
 
 def _types(value: object) -> tuple[str, ...] | None:
     types = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
-    return types if types and all(kind in _TYPES for kind in types) else None
+    return tuple(dict.fromkeys(types)) if types and all(kind in _TYPES for kind in types) else None
 
 
 def _count(value: object) -> int | None:
@@ -211,15 +246,15 @@ _CHECKS: Mapping[str, Callable[[object], object]] = {
     **dict.fromkeys(("minimum", "maximum"), _number),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _number_or_flag),
 }
-_JOINS: Mapping[str, Callable[[Any, Any], Any]] = {
+_JOINS: Mapping[str, Callable[[Any, Any, Budget], Any]] = {
     "type": _types_of_both,
     "enum": _shared,
-    "required": lambda left, right: [*left, *(name for name in right if name not in left)],
+    "required": _names_of_both,
     **dict.fromkeys(("properties", "patternProperties"), _by_name),
     **dict.fromkeys(("additionalProperties", "items"), _both),
     "prefixItems": _by_place,
-    **dict.fromkeys(("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"), max),
-    **dict.fromkeys(("maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum"), min),
+    **dict.fromkeys(("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"), _highest),
+    **dict.fromkeys(("maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum"), _lowest),
 }
 _SPOKEN_OF: Mapping[str, frozenset[str]] = {
     "object": frozenset(

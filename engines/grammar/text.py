@@ -8,6 +8,8 @@ _ESCAPES: Mapping[str, str] = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r
 
 def literal(text: str) -> str:
     """Exactly this text."""
+    if text.isprintable():  # nearly all are: a tenth of the time
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return '"' + "".join(_ESCAPES.get(one) or (one if one.isprintable() else _code(one)) for one in text) + '"'
 
 

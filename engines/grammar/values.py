@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.grammar.cases import Cases, Schema, SchemaError, fits, kinds
+from engines.grammar.budget import Budget, SchemaError
+from engines.grammar.cases import Cases, Schema, fits, kinds
 from engines.grammar.text import integers, listed, literal, times
-from gateway.wire.jsonio import encode
 
 COLON, COMMA = '":" s', '"," s'
 _SHARED: Mapping[str, str] = {
@@ -27,12 +27,14 @@ _SHARED: Mapping[str, str] = {
     "null": '"null"',
 }
 _ANY_DEPTH = 5
+_CHAR, _VALUE, _BODY_CHARS, _RULE = 1, 3, 16, 20  # units of work, and characters of a body a unit
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How large a grammar may be. `repeat` is the highest repetition that is put into it, since each costs as many rules;
-    `repeats` bounds their sum, `cases` the combinations of alternatives at one place, `depth` the nesting."""
+    `repeats` bounds their sum, `cases` the combinations of alternatives at one place, `depth` the nesting, `work` what making it
+    may cost."""
 
     depth: int = 32
     rules: int = 4000
@@ -40,6 +42,7 @@ class Limits:
     repeat: int = 256
     repeats: int = 20_000
     cases: int = 128
+    work: int = 300_000
 
 
 class Rules:
@@ -47,6 +50,8 @@ class Rules:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.budget = Budget(limits.work)
+        self._any: dict[int, str] = {}
         self._bodies: dict[str, str] = dict(_SHARED)
         self._names: dict[str, str] = {}
         self._count = self._size = self._repeats = 0
@@ -57,6 +62,12 @@ class Rules:
         if self._count > self.limits.rules:
             raise SchemaError(f"its grammar has more than {self.limits.rules} rules")
         return f"r{self._count}"
+
+    def json_literal(self, value: object) -> str:
+        """Exactly this value's JSON."""
+        text = self.budget.json(value).decode()
+        self.budget.spend(len(text) // _BODY_CHARS if text.isprintable() else len(text) * _CHAR)
+        return literal(text)
 
     def put(self, name: str, body: str) -> None:
         """Writes a rule."""
@@ -86,13 +97,14 @@ class Rules:
 
     def any_value(self, depth: int = _ANY_DEPTH) -> str:
         """Any JSON value, nested at most `depth` deep, so that it comes to an end."""
-        scalars = "string | number | boolean | null"
-        if not depth:
-            return self.add(scalars)
-        inner = self.any_value(depth - 1)
-        return self.add(
-            f"{scalars} | {_members('{', f'string {COLON} {inner}', '}', 0, None)} | {_members('[', inner, ']', 0, None)}"
-        )
+        if depth not in self._any:
+            body = "string | number | boolean | null"
+            if depth:
+                inner = self.any_value(depth - 1)
+                members = _members("{", f"string {COLON} {inner}", "}", 0, None), _members("[", inner, "]", 0, None)
+                body = " | ".join((body, *members))
+            self._any[depth] = self.add(body)
+        return self._any[depth]
 
     def text(self, root: str) -> str:
         """The grammar, from the body of its root."""
@@ -104,7 +116,7 @@ class Values:
 
     def __init__(self, rules: Rules, document: Schema) -> None:
         self._rules = rules
-        self._cases = Cases(document, rules.limits.cases)
+        self._cases = Cases(document, rules.limits.cases, rules.budget)
         self._known: dict[bytes, str] = {}
         self._depth = 0
 
@@ -112,23 +124,30 @@ class Values:
         """The name of the rule for this schema. It is known before its body is, so that a schema may hold itself."""
         if schema is True or schema == {}:
             return self._rules.any_value()
-        key = encode(schema)
+        budget = self._rules.budget
+        budget.spend(_RULE)
+        key = budget.json(schema)
         if (known := self._known.get(key)) is not None:
             return known
         name = self._known[key] = self._rules.new_name()
         self._depth += 1
         if self._depth > self._rules.limits.depth:
             raise SchemaError(f"it is nested more than {self._rules.limits.depth} deep")
-        bodies = [body for case in self._cases.of(schema) for body in self._case(case)]
+        bodies = [body for case in self._cases.of(schema) for body in self._paid(self._case(case))]
         if not bodies:
             raise SchemaError("a part of it admits no value")
         self._rules.put(name, " | ".join(dict.fromkeys(bodies)))
         self._depth -= 1
         return name
 
+    def _paid(self, bodies: list[str]) -> list[str]:
+        self._rules.budget.spend(sum(map(len, bodies)) // _BODY_CHARS)
+        return bodies
+
     def _case(self, case: Schema) -> list[str]:
         if "enum" in case:
-            return [literal(encode(value).decode()) for value in case["enum"] if fits(value, case.get("type"))]
+            self._rules.budget.spend(len(case["enum"]) * _VALUE)
+            return [self._rules.json_literal(value) for value in case["enum"] if fits(value, case.get("type"))]
         types = kinds(case)
         if types is None:
             return [self._rules.any_value()]
@@ -143,7 +162,9 @@ class Values:
             case "string":
                 return [self._string(case)]
             case "integer":
-                return integers(*_whole_bounds(case))
+                alternatives = integers(*_whole_bounds(case))
+                self._rules.budget.spend(sum(map(len, alternatives)) * _CHAR)
+                return alternatives
             case "number" if max(case.get("minimum", -1), case.get("exclusiveMinimum", -1)) >= 0:
                 return ["natural fraction"]
         return [kind]
@@ -173,13 +194,14 @@ class Values:
 
     def _object(self, case: Schema) -> str:
         properties: Mapping[str, Any] = case.get("properties", {})
-        required: Sequence[str] = case.get("required", ())
+        required = dict.fromkeys(case.get("required", ()))
         extra = case.get("additionalProperties", True)
         if "properties" not in case and not required:
             return self._map(case, extra)
+        self._rules.budget.spend((len(properties) + len(required)) * _VALUE)
         fields = {**properties, **{name: extra for name in required if name not in properties}}
         pairs = [
-            (self._rules.add(f"{literal(encode(name).decode())} {COLON} {self.rule(schema)}"), name in required)
+            (self._rules.add(f"{self._rules.json_literal(name)} {COLON} {self.rule(schema)}"), name in required)
             for name, schema in fields.items()
             if schema is not False or name in required
         ]
