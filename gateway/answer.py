@@ -6,7 +6,7 @@ Invariant: whatever the chunks, the deltas end with exactly one `Finish`, and no
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from engines.base import Chunk
 from gateway.errors import AnswerRefused
@@ -28,6 +28,7 @@ from gateway.stop import StopMatcher
 
 # A cut by the token limit is reported by its finish reason: it is no fault of the model's.
 _CUTS: frozenset[FailureKind] = frozenset({"truncated_call", "truncated_reasoning"})
+_UNREADABLE: frozenset[FailureKind] = frozenset({"invalid_json", "not_an_object"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,34 @@ class Tally:
         return Usage(usage.prompt_tokens, completion, usage.cached_tokens, reasoning)
 
 
-class AnswerReader:
-    """Reads the chunks of one choice of an engine that the gateway rendered for."""
+class Checker(Protocol):
+    """Looks at an answer's deltas and finds what its parser cannot see."""
 
-    def __init__(self, parser: Parser, *, stop: tuple[str, ...], rules: AnswerRules, prompt_tokens: int) -> None:
+    def see(self, delta: Delta) -> list[ParseFailure]:
+        """The failures that this delta completes."""
+
+
+class AnswerReader:
+    """Reads the chunks of one choice of an engine that the gateway rendered for.
+
+    `one_call`: the client forbade parallel calls, so that the answer ends before a second one.
+    """
+
+    def __init__(
+        self,
+        parser: Parser,
+        *,
+        rules: AnswerRules,
+        prompt_tokens: int,
+        stop: tuple[str, ...] = (),
+        one_call: bool = False,
+        checker: Checker | None = None,
+    ) -> None:
         self._parser = parser
-        self._stop = StopMatcher(stop) if stop else None
         self._rules = rules
+        self._stop = StopMatcher(stop) if stop else None
+        self._one_call = one_call
+        self._checker = checker
         self.tally = Tally(prompt_tokens)
         self.ended = False
 
@@ -86,13 +108,21 @@ class AnswerReader:
             deltas += self._parser.finish("stop", tally.final_usage())
         elif chunk.finish is not None:
             deltas += self._parser.finish(chunk.finish.reason, tally.final_usage())
-        return self._judged(self._stopped(deltas)) if deltas else deltas
-
-    def _stopped(self, deltas: list[Delta]) -> list[Delta]:
-        """Applies stop strings to the content."""
-        stop = self._stop
-        if stop is None:
+        if not deltas:
             return deltas
+        if self._one_call:
+            deltas = self._until_second_call(deltas)
+        return self._judged(self._until_stop(deltas, self._stop) if self._stop is not None else deltas)
+
+    def _until_second_call(self, deltas: list[Delta]) -> list[Delta]:
+        """The answer's end comes before a second call."""
+        for at, delta in enumerate(deltas):
+            if isinstance(delta, ToolCallStart) and delta.index > 0:
+                return [*deltas[:at], Finish("tool_calls", self.tally.final_usage())]
+        return deltas
+
+    def _until_stop(self, deltas: list[Delta], stop: StopMatcher) -> list[Delta]:
+        """Applies stop strings to the content."""
         shown: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, ContentText):
@@ -121,21 +151,24 @@ class AnswerReader:
             if isinstance(delta, ToolCallEnd):
                 tally.calls += 1
             elif isinstance(delta, ParseFailure):
-                tally.failures[delta.kind] += 1
-                judge(delta, self._rules, tally)
+                count(delta, self._rules, tally)
             elif isinstance(delta, Finish):
                 tally.finish_reason = delta.reason
                 tally.usage = delta.usage
                 self.ended = True
+            if self._checker is not None:
+                for failure in self._checker.see(delta):
+                    count(failure, self._rules, tally)
         return deltas
 
 
-def judge(failure: ParseFailure, rules: AnswerRules, tally: Tally) -> None:
-    """Raises AnswerRefused where the rules refuse an answer with this failure."""
+def count(failure: ParseFailure, rules: AnswerRules, tally: Tally) -> None:
+    """Counts a failure. Raises AnswerRefused where the rules refuse an answer with it."""
+    tally.failures[failure.kind] += 1
     if failure.kind == "schema_mismatch":
         tally.schema_missed = True
         if rules.on_schema_miss == "refuse":
-            raise AnswerRefused("The model's tool call does not fit the tool's schema.", kind=failure.kind)
+            raise AnswerRefused("The model's answer does not fit the schema that it was given.", kind=failure.kind)
     elif failure.kind == "unknown_tool":
         if rules.unknown_tool == "refuse":
             raise AnswerRefused("The model called a tool that the request does not declare.", kind=failure.kind)
@@ -146,7 +179,8 @@ def judge(failure: ParseFailure, rules: AnswerRules, tally: Tally) -> None:
 class PassedReader:
     """Reads the chunks of one choice of an engine that templates and parses itself: counts and checks, changes nothing."""
 
-    def __init__(self, checker: "CallChecker", *, rules: AnswerRules) -> None:
+    def __init__(self, calls: Checker, *, rules: AnswerRules, checker: Checker | None = None) -> None:
+        self._calls = calls
         self._checker = checker
         self._rules = rules
         self.tally = Tally(0)
@@ -161,24 +195,28 @@ class PassedReader:
         for delta in chunk.deltas:
             kind = type(delta)
             if kind is ContentText:
-                continue
-            if kind is ReasoningText:
+                if self._checker is not None:
+                    self._checker.see(delta)
+            elif kind is ReasoningText:
                 tally.reasoning_tokens += chunk.tokens
             else:
-                self._check(delta)
+                self._called(delta)
         if chunk.finish is None or self.ended:
             return chunk.deltas
         self.ended = True
         tally.finish_reason = chunk.finish.reason
-        return (*chunk.deltas, Finish(chunk.finish.reason, tally.final_usage()))
+        finish = Finish(chunk.finish.reason, tally.final_usage())
+        if self._checker is not None:
+            for failure in self._checker.see(finish):
+                count(failure, self._rules, tally)
+        return (*chunk.deltas, finish)
 
-    def _check(self, delta: Delta) -> None:
-        """Counts a part of a call, and the failures that it completes."""
+    def _called(self, delta: Delta) -> None:
+        """A part of a call, and the failures that it completes."""
         if type(delta) is ToolCallEnd:
             self.tally.calls += 1
-        for failure in self._checker.see(delta):
-            self.tally.failures[failure.kind] += 1
-            judge(failure, self._rules, self.tally)
+        for failure in self._calls.see(delta):
+            count(failure, self._rules, self.tally)
 
 
 class CallChecker:
@@ -199,5 +237,22 @@ class CallChecker:
         elif isinstance(delta, ToolCallEnd):
             text = "".join(self._pieces.pop(delta.index, ()))
             kinds = self._check(self._names.get(delta.index, ""), text)
-            return [ParseFailure(kind, delta.index, 0, True) for kind in kinds]
+            return [ParseFailure(kind, delta.index, 0, kind not in _UNREADABLE) for kind in kinds]
+        return []
+
+
+class AnswerChecker:
+    """Checks an answer that shall be JSON (`response_format`), once it is whole."""
+
+    def __init__(self, check: Callable[[str], Sequence[FailureKind]]) -> None:
+        self._check = check
+        self._pieces: list[str] = []
+
+    def see(self, delta: Delta) -> list[ParseFailure]:
+        """The failures of the answer that ends here. One that was cut is known by its finish reason."""
+        if isinstance(delta, ContentText):
+            self._pieces.append(delta.text)
+        elif isinstance(delta, Finish) and delta.reason == "stop":
+            kinds = self._check("".join(self._pieces))
+            return [ParseFailure(kind, None, 0, kind not in _UNREADABLE) for kind in kinds]
         return []

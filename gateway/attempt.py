@@ -100,7 +100,10 @@ class Attempt:
 
     async def _check_head(self, exchange: Exchange) -> None:
         if exchange.status != 200:
-            raise self._member.engine.error(exchange.status, await exchange.read_error())
+            error = self._member.engine.error(exchange.status, await exchange.read_error())
+            if self._member.api_key:  # some engines say which key they refuse
+                error.message = error.message.replace(self._member.api_key, "[redacted]")
+            raise error
         if not exchange.content_type.startswith("text/event-stream"):
             raise EngineBroke("The engine answered, but not with an event stream.")
 
@@ -119,13 +122,13 @@ class Attempt:
             if not chunks:
                 continue
             self._time(sum(chunk.tokens for chunk in chunks), timer)
-            body, seen = course.take(chunks)
+            seen = course.take(chunks)
             if course.schema_missed and self._may_retry and not self._job.ledger.delivered:
                 self._job.ledger.ttft_s = None  # what was thrown away was nobody's first token
                 return False
             if seen and self._job.ledger.ttft_s is None:
                 self._first_token()
-            if body:
+            if body := course.written():
                 await self._write(body, timer)
         course.close()
         return True

@@ -1,20 +1,20 @@
 """How one attempt's chunks become bytes for the client: parsed here, or passed on as the engine parsed them.
 
-Invariant: what `take` gives of a streamed answer is all of it, in order; of a whole answer the encoder hears nothing before
-`close`, so that one that missed its schema can be thrown away.
+Invariant: the encoder hears nothing of what was taken before `written` is asked for, and of a whole answer nothing before
+`close`, so that an answer that missed its schema can be thrown away.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from engines.base import Chunk
-from gateway.answer import AnswerReader, CallChecker, PassedReader
+from gateway.answer import AnswerChecker, AnswerReader, CallChecker, PassedReader
 from gateway.errors import EngineBroke
 from gateway.formats.base import ParseOptions
-from gateway.formats.check import call_check
+from gateway.formats.check import answer_check, call_check
 from gateway.job import Job
 from gateway.model import Rendered
-from gateway.request import Delta, Finish, ParseFailure, Prompt
+from gateway.request import Delta, Finish, GenerateRequest, ParseFailure, Prompt
 
 
 class Course(Protocol):
@@ -24,8 +24,11 @@ class Course(Protocol):
     def ended(self) -> bool:
         """Whether the answer is complete before the engine says so."""
 
-    def take(self, chunks: Sequence[Chunk]) -> tuple[bytes, bool]:
-        """The bytes that these chunks add, and whether they hold something that a reader of the answer sees."""
+    def take(self, chunks: Sequence[Chunk]) -> bool:
+        """Reads the chunks; whether they hold something that a reader of the answer sees."""
+
+    def written(self) -> bytes:
+        """What was read since and is now the client's. Of a whole answer nothing is before `close`."""
 
     def close(self) -> None:
         """The engine is done: what was kept until that was certain goes to the encoder. Raises EngineBroke without an end."""
@@ -51,10 +54,18 @@ class RenderedCourse:
                 hold_arguments=rendered.hold_arguments or not job.sink.streamed,  # so that a call cut by the limit is its text
             )
         )
-        self._reader = AnswerReader(parser, stop=request.stop, rules=job.model.rules, prompt_tokens=len(prompt.ids))
+        self._reader = AnswerReader(
+            parser,
+            rules=job.model.rules,
+            prompt_tokens=len(prompt.ids),
+            stop=request.stop,
+            one_call=not request.parallel_tool_calls,
+            checker=_answer_checker(request),
+        )
         self._encoder = job.encoder
         self._choice = choice
-        self._kept: list[Delta] | None = None if job.sink.streamed else []
+        self._streamed = job.sink.streamed
+        self._kept: list[Delta] = []
         job.ledger.begin(choice, self._reader.tally)
 
     @property
@@ -67,16 +78,22 @@ class RenderedCourse:
         """Whether a call or the answer missed its schema."""
         return self._reader.tally.schema_missed
 
-    def take(self, chunks: Sequence[Chunk]) -> tuple[bytes, bool]:
+    def take(self, chunks: Sequence[Chunk]) -> bool:
         """Parses the chunks."""
-        deltas: list[Delta] = []
+        seen = False
         for chunk in chunks:
-            deltas += self._reader.read(chunk)
-        seen = any(type(delta) is not ParseFailure and type(delta) is not Finish for delta in deltas)
-        if self._kept is None:
-            return (self._encoder.feed(self._choice, deltas) if deltas else b""), seen
-        self._kept += deltas
-        return b"", seen
+            deltas = self._reader.read(chunk)
+            if deltas:
+                self._kept += deltas
+                seen = seen or any(type(delta) is not ParseFailure and type(delta) is not Finish for delta in deltas)
+        return seen
+
+    def written(self) -> bytes:
+        """Encodes what was parsed."""
+        if not self._streamed or not self._kept:
+            return b""
+        deltas, self._kept = self._kept, []
+        return self._encoder.feed(self._choice, deltas)
 
     def close(self) -> None:
         """A whole answer goes to its encoder now."""
@@ -94,7 +111,8 @@ class PassedCourse:
         self._check = call_check(job.request.offered)
         self._expected = expected
         self._readers: dict[int, PassedReader] = {}
-        self._kept: dict[int, list[Delta]] | None = None if job.sink.streamed else {}
+        self._streamed = job.sink.streamed
+        self._kept: list[tuple[int, bytes | None, Sequence[Delta]]] = []
 
     @property
     def ended(self) -> bool:
@@ -106,9 +124,8 @@ class PassedCourse:
         """Whether a call missed its schema."""
         return any(reader.tally.schema_missed for reader in self._readers.values())
 
-    def take(self, chunks: Sequence[Chunk]) -> tuple[bytes, bool]:
-        """Measures the chunks and hands on what they say."""
-        passed: list[bytes] = []
+    def take(self, chunks: Sequence[Chunk]) -> bool:
+        """Measures the chunks."""
         seen = False
         for chunk in chunks:
             deltas = (self._readers.get(chunk.choice) or self._reader(chunk.choice)).read(chunk)
@@ -116,26 +133,38 @@ class PassedCourse:
                 seen = True
             if chunk.usage is not None:
                 self._job.ledger.engine_usage = chunk.usage
-            if self._kept is not None:
-                self._kept.setdefault(chunk.choice, []).extend(deltas)
-            elif chunk.raw is not None:
-                passed.append(self._job.encoder.passed(chunk.choice, chunk.raw, deltas))
-        return b"".join(passed), seen
+            self._kept.append((chunk.choice, chunk.raw, deltas))
+        return seen
+
+    def written(self) -> bytes:
+        """Hands on what the chunks say."""
+        if not self._streamed:
+            return b""
+        kept, self._kept = self._kept, []
+        passed = self._job.encoder.passed
+        return b"".join([passed(choice, raw, deltas) for choice, raw, deltas in kept if raw is not None])
 
     def close(self) -> None:
         """A whole answer goes to its encoder now."""
         if sum(reader.ended for reader in self._readers.values()) < self._expected:
             raise _endless()
-        for choice, deltas in (self._kept or {}).items():
-            self._job.encoder.feed(choice, deltas)
+        for choice, _, deltas in self._kept:
+            if deltas:
+                self._job.encoder.feed(choice, deltas)
 
     def _reader(self, choice: int) -> PassedReader:
         """The reader of a choice that is new."""
         if not 0 <= choice < self._expected:
             raise EngineBroke("The engine sent a choice that was not asked for.")
-        reader = self._readers[choice] = PassedReader(CallChecker(self._check), rules=self._job.model.rules)
+        reader = self._readers[choice] = PassedReader(
+            CallChecker(self._check), rules=self._job.model.rules, checker=_answer_checker(self._job.request)
+        )
         self._job.ledger.begin(choice, reader.tally)
         return reader
+
+
+def _answer_checker(request: GenerateRequest) -> AnswerChecker | None:
+    return AnswerChecker(answer_check(request.answer)) if request.answer is not None else None
 
 
 def course_of(job: Job, choice: int) -> Course:

@@ -9,6 +9,7 @@
     │   ├── MethodNotAllowed        405
     │   ├── BodyTooLarge            413
     │   ├── UnsupportedEncoding     415  a compressed body
+    │   ├── ClientStalled           408  the client did not take its answer in time
     │   └── BodyTimeout             408  the body did not arrive in time
     ├── Rejected                    429/503  nobody's fault: no room now; repeatable, says when
     ├── EngineError                 502  the engine's fault; repeatable before the first byte
@@ -121,6 +122,14 @@ class UnsupportedEncoding(ClientError):
     status = 415
     code = "unsupported_encoding"
     reason = "unsupported_encoding"
+
+
+class ClientStalled(ClientError):
+    """The time of the whole request ended while the client did not read: no engine's fault."""
+
+    status = 408
+    code = "client_stalled"
+    reason = "client_stalled"
 
 
 class BodyTimeout(ClientError):

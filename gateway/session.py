@@ -4,11 +4,11 @@ import asyncio
 
 from gateway.admission import Admission
 from gateway.attempt import Attempt
-from gateway.errors import EngineTimeout, GatewayError, Rejected
+from gateway.errors import GatewayError, Rejected
 from gateway.fleet.registry import Member
 from gateway.job import Job
 from gateway.routing.policy import choose
-from gateway.timer import Alarm
+from gateway.timer import Alarm, stalled
 
 _SCHEMA_TRIES = 3  # the first answer and two more, where `on_schema_miss: retry`
 
@@ -23,7 +23,7 @@ async def serve(job: Job, admission: Admission) -> None:
             await _all_choices(job)
     total_s = job.services.limits.total_s
     # A client that reads no further holds nothing for ever.
-    with Alarm(job.services.watchdog, job.ledger.received_s + total_s, lambda: EngineTimeout("total", total_s)):
+    with Alarm(job.services.watchdog, job.ledger.received_s + total_s, lambda: stalled(total_s)):
         await job.sink.finish(job.encoder.end(job.ledger.usage()))
 
 

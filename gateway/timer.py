@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import EngineTimeout, GatewayError, TimeoutStage
+from gateway.errors import ClientStalled, EngineTimeout, GatewayError, TimeoutStage
 
 TICK_S = 0.05
 
@@ -106,6 +106,7 @@ class StageTimer:
         self._time = asyncio.get_running_loop().time
         self._stage: TimeoutStage = "connect"
         self._limit_s = 0.0
+        self._paused = False
         self._alarm = Alarm(watchdog, ends_at, self._error)
 
     def __enter__(self) -> Self:
@@ -123,13 +124,22 @@ class StageTimer:
 
     def touch(self) -> None:
         """The stage begins anew: there was progress."""
+        self._paused = False
         self._alarm.at_s = min(self._time() + self._limit_s, self._ends_at)
 
     def pause(self) -> None:
         """The client is slow, not the engine: only the total counts until `touch`."""
+        self._paused = True
         self._alarm.at_s = self._ends_at
 
-    def _error(self) -> EngineTimeout:
+    def _error(self) -> GatewayError:
+        if self._paused:
+            return stalled(self._limits.total_s)
         if self._time() >= self._ends_at:
             return EngineTimeout("total", self._limits.total_s)
         return EngineTimeout(self._stage, self._limit_s)
+
+
+def stalled(total_s: float) -> ClientStalled:
+    """The time of the whole request ended while the client did not read."""
+    return ClientStalled(f"The answer was not taken within {total_s:g} s.")

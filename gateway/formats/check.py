@@ -1,9 +1,9 @@
-"""Checks the calls of an engine that parses them itself, by the same rules as ours."""
+"""Checks of finished JSON: the calls of an engine that parses them itself, and answers that shall fit a schema."""
 
 from collections.abc import Callable, Sequence
 
 from gateway.formats.schema import Parameters
-from gateway.request import FailureKind, ToolSpec
+from gateway.request import FailureKind, JsonAnswer, ToolSpec
 from gateway.wire.jsonio import JsonError, decode
 
 
@@ -24,5 +24,21 @@ def call_check(tools: Sequence[ToolSpec]) -> Callable[[str, str], list[FailureKi
         if name not in parameters:
             parameters[name] = Parameters(known[name].parameters)
         return [] if parameters[name].accepts(arguments) else ["schema_mismatch"]
+
+    return check
+
+
+def answer_check(wanted: JsonAnswer) -> Callable[[str], list[FailureKind]]:
+    """A check of a whole answer, which gives the kinds of failure."""
+    schema = Parameters(wanted.schema)
+
+    def check(text: str) -> list[FailureKind]:
+        try:
+            value = decode(text)
+        except JsonError:
+            return ["invalid_json"]
+        if wanted.schema is None and not isinstance(value, dict):
+            return ["not_an_object"]
+        return [] if schema.accepts(text) else ["schema_mismatch"]
 
     return check

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.server.protocol import BoundedHttp
+
 BACKLOG = 2048
 
 
@@ -71,7 +73,7 @@ async def serve_until(stop: asyncio.Event, places: Sequence[tuple[socket.socket,
 def _config(app: ASGIApp, drain_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttp,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -45,11 +45,13 @@ def operations(registry: Registry, models: tuple[Model, ...], condition: Conditi
     """`/health`, `/ready` and, where `expose` is given, `/metrics`."""
     api = FastAPI(title="Interlock", version="0.1.0", docs_url="/docs", redoc_url=None)
 
+    @api.head("/health", include_in_schema=False)
     @api.get("/health", summary="Alive: the event loop turns")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @api.get("/ready", summary="Can serve: every model has an engine that is ready, and the gateway is not going down")
+    @api.head("/ready", include_in_schema=False)
+    @api.get("/ready", summary="Can serve: each model has a ready engine, and no drain is on")
     async def ready() -> JSONResponse:
         engines = {m.name: {e.id: e.ready for e in registry.view(m.name).engines} for m in models}
         able = not condition.draining and all(any(states.values()) for states in engines.values())

@@ -33,7 +33,7 @@ class ClientLeft(Exception):
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, watchdog: Watchdog) -> bytes:
     """The whole body. Raises BodyTooLarge as soon as it is too long, BodyTimeout, UnsupportedEncoding or ClientLeft."""
     headers = dict(scope["headers"])
-    if headers.get(b"content-encoding", b"identity") != b"identity":
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise UnsupportedEncoding("Compressed bodies are not accepted.", param="content-encoding")
     declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared[:20]) > max_bytes:
@@ -130,17 +130,22 @@ class Client:
 
     async def write(self, data: bytes) -> float:
         """Sends a piece of a streamed answer; gives the seconds that the client made us wait."""
+        return await self._deliver(data, more=True)
+
+    async def _deliver(self, data: bytes, *, more: bool) -> float:
         began = self._loop.time()
         self._sending = True
-        if not self.started:
-            await self._start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._sending = False
-        self._last_sent = self._loop.time()
-        stalled_s = self._last_sent - began
-        if stalled_s < _STALL_S:
-            return 0.0
-        self.stall_s += stalled_s
+        stalled_s = 0.0
+        try:
+            if not self.started:
+                await self._start()
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        finally:  # a client that takes nothing until it is cut off has stalled too
+            self._sending = False
+            self._last_sent = self._loop.time()
+            if (waited_s := self._last_sent - began) >= _STALL_S:
+                stalled_s = waited_s
+                self.stall_s += waited_s
         return stalled_s
 
     async def _start(self) -> None:
@@ -156,10 +161,8 @@ class Client:
             await self.reply(200, data)
             return
         self._stop_pings()
-        if data:
-            await self.write(data)
         self.complete = True
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._deliver(data, more=False)
 
     async def reply(self, status: int, body: bytes, extra: tuple[Header, ...] = ()) -> None:
         """Sends one whole JSON answer."""

@@ -178,8 +178,10 @@ async def test_a_client_that_never_reads_on_holds_a_request_no_longer_than_its_t
         engine.script = lambda seen: [HEAD, *tokens, event(llama_end(99)), b"0\r\n\r\n", CLOSE]
         _, writer = await connected(served)
         writer.write(raw(stream=True))
-        await served.settled(outcome("timeout"), 1, within_s=6)
+        stalled = sample("interlock_request_failures_total", model="m", outcome="client_error", reason="client_stalled")
+        await served.settled(stalled, 1, within_s=6)
         await served.settled(IN_FLIGHT, 0)
+        assert (await served.metrics())[sample("interlock_client_stall_seconds_sum", **PAIR)] > 0.3
         writer.close()
 
 
@@ -325,3 +327,39 @@ async def test_an_answer_that_is_kept_is_bounded_and_one_that_streams_is_not(mon
     assert (whole.status_code, whole.json()["error"]["code"]) == (502, "engine_broke")
     assert "larger than 1048576 bytes" in whole.json()["error"]["message"]
     assert streamed[-1] == "[DONE]"
+
+
+HEAD_LINE = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD_LINE + b"x: " + b"y" * 70_000 + b"\r\n\r\n",
+        HEAD_LINE + b"x: " + b"y" * 1_000_000,
+        HEAD_LINE + b"".join(b"x%d: y\r\n" % n for n in range(20_000)),
+        b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"y" * 200_000,
+    ],
+    ids=["one line", "no end", "many lines", "path", "nothing known"],
+)
+async def test_headers_are_bounded(sent: bytes) -> None:
+    async with scripted() as (engine, served):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+        writer.write(sent)
+        answer = b"HTTP/1.1 431 "
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionResetError):  # closed while we were still sending
+                answer = await reader.read()
+        writer.close()
+        alive = await served.client.get("/health")
+    assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
+    assert alive.status_code == 200
+    assert engine.calls == []
+
+
+async def test_heads_of_many_requests_on_one_connection_do_not_add_up() -> None:
+    async with scripted() as (_, served):
+        headers = {"x-long": "y" * 40_000}
+        statuses = [(await served.client.get("/health", headers=headers)).status_code for _ in range(5)]
+    assert statuses == [200] * 5

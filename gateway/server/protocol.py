@@ -1,0 +1,80 @@
+"""uvicorn's HTTP protocol with a bound on what comes before a body: it has none of its own.
+
+Invariant: a connection whose request line and headers pass `MAX_HEAD_BYTES` is answered with 431 and closed, complete or not.
+"""
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.wire.jsonio import encode
+
+MAX_HEAD_BYTES = 64 * 1024
+_BODY = encode(
+    {
+        "error": {
+            "message": f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "headers_too_large",
+        }
+    }
+)
+_ANSWER = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+)
+
+
+class HeadTooLarge(Exception):
+    """Ends the parser's work on this connection."""
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. `_head_bytes` counts the head that is being read, and is None while a body is."""
+
+    _head_bytes: int | None = 0
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header. Raising here makes the parser give up, which `send_400_response` answers."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is read."""
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """What follows is another head, however little of it the parser shows."""
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Counts also what the parser keeps to itself: a line that does not end."""
+        super().data_received(data)
+        if self._head_bytes is not None and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > 2 * MAX_HEAD_BYTES:  # headers that were seen are counted twice here
+                self.send_400_response("")
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be read is answered by uvicorn, what is too large by us."""
+        if self._head_bytes is None or self._head_bytes <= MAX_HEAD_BYTES:
+            super().send_400_response(msg)
+            return
+        self.transport.write(_ANSWER)
+        self.transport.close()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes = (self._head_bytes or 0) + size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLarge
