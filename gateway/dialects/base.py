@@ -54,7 +54,7 @@ class Encoder(Protocol):
 
     def passed(self, choice: int, raw: bytes, deltas: Sequence[Delta]) -> bytes:
         """As `feed`, for an event of an engine that speaks this dialect itself: `raw` is the event's data, `deltas` say the
-        same. The streamed answer is the engine's own bytes with the client's model name in them."""
+        same. The streamed answer is the engine's own bytes with this answer's id, time and model name in them."""
 
     def end(self, usage: Usage) -> bytes:
         """The end of a complete answer: usage where asked for and the dialect's terminator, or the whole body."""

@@ -83,7 +83,7 @@ class StreamEncoder:
         self._include_usage = include_usage
         self._usage_passed = False
         self._reasoning_fields = answer.reasoning_fields
-        self._model = Raw(encode(answer.model))
+        self._own = {key: Raw(encode(same[key])) for key in ("id", "created", "model")}
         self._choices: dict[int, _StreamedChoice] = {}
 
     def feed(self, choice: int, deltas: Sequence[Delta]) -> bytes:
@@ -94,7 +94,7 @@ class StreamEncoder:
         return b"".join([streamed.chunk(delta) for delta in _merged(deltas)])
 
     def passed(self, choice: int, raw: bytes, deltas: Sequence[Delta]) -> bytes:
-        """The engine's event with the client's model name in it, and without usage that the client did not ask for."""
+        """The engine's event with this answer's id, time and model name, and without usage that the client did not ask for."""
         try:
             fields = _event.decode(raw)
         except JsonError as error:
@@ -108,8 +108,7 @@ class StreamEncoder:
             self._choice(choice).opened()
         if not self._include_usage:
             fields.pop("usage", None)
-        fields["model"] = self._model
-        data = encode(fields)
+        data = encode({**fields, **self._own})
         if b"\n" in data or b"\r" in data:  # between values only, since strings hold no raw line ends; in an event they end lines
             data = data.replace(b"\n", b" ").replace(b"\r", b" ")
         return b"data: " + data + b"\n\n"

@@ -9,10 +9,11 @@ Choices where clients and engines differ:
 - `allowed_tools` with mode `auto` hides the other tools from the model, since nothing less would hold.
 - Tool calls in the history are data: whatever their `arguments` hold, text or a JSON value, is kept as it was sent.
 - A value in `chat_template_kwargs` wins over what `reasoning_effort` means for the template.
+- An escape of half a character, which no text can hold, is read as U+FFFD and named in `ignored` as `lone-surrogates`.
 - Top-level fields that nothing uses are named in `ignored`, those of OpenAI's API too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.dialects import checks
@@ -21,7 +22,7 @@ from gateway.dialects.checks import invalid
 from gateway.dialects.openai_fields import Call, ChatBody, Function, NamedChoice, NamedFunction, ResponseFormat, WireMessage
 from gateway.errors import BadRequest, shown
 from gateway.request import GenerateRequest, JsonAnswer, Message, Role, Sampling, ToolCall, ToolChoice, ToolSpec
-from gateway.wire.jsonio import Decoder, JsonError, Raw
+from gateway.wire.jsonio import Decoder, JsonError, Raw, without_lone_surrogates
 
 Content = str | tuple[Mapping[str, Any], ...] | None
 
@@ -34,6 +35,7 @@ _ROLES: Mapping[str, Role] = {
     "function": "function",
 }
 _PART_VALUES: Mapping[str, type] = {"text": str, "refusal": str, "image_url": dict, "input_audio": dict, "file": dict}
+_OTHER_NAMES: Mapping[str, str] = {"input_text": "text", "output_text": "text"}  # the Responses API's, which some clients send
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _BIAS_BYTES = 64  # more than one entry of `logit_bias` takes, however it is spaced
 _TINY = 5e-324  # the smallest number above 0
@@ -50,6 +52,7 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("max_tokens", 1, float("inf"), "at least 1"),
     ("max_completion_tokens", 1, float("inf"), "at least 1"),
 )
+_LONE_SURROGATES = "lone-surrogates"
 _USED = frozenset(ChatBody.__struct_fields__)
 
 _outline: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
@@ -62,14 +65,25 @@ def parse(data: bytes, limits: Limits) -> GenerateRequest:
     """The request. Raises BadRequest."""
     try:
         data.decode()  # a typed decoder skips unknown fields without a look at their UTF-8
-        fields = _outline.decode(data)
-        _bound_sizes(fields, limits)
-        checks.refuse(checks.given(fields))
-        return _request(data, fields, _body.decode(data), limits)
     except UnicodeDecodeError as error:
         raise BadRequest(f"The request body: not valid UTF-8 at byte {error.start}.") from None
+    try:
+        return _read(data, limits)
+    except JsonError as error:
+        mended = without_lone_surrogates(data)
+        if mended == data:
+            raise checks.unreadable(error) from None
+    try:
+        return _read(mended, limits, (_LONE_SURROGATES,))
     except JsonError as error:
         raise checks.unreadable(error) from None
+
+
+def _read(data: bytes, limits: Limits, mended: Iterable[str] = ()) -> GenerateRequest:
+    fields = _outline.decode(data)
+    _bound_sizes(fields, limits)
+    checks.refuse(checks.given(fields))
+    return _request(data, fields, _body.decode(data), limits, mended)
 
 
 def _bound_sizes(fields: Mapping[str, Raw], limits: Limits) -> None:
@@ -88,8 +102,8 @@ def _bound_sizes(fields: Mapping[str, Raw], limits: Limits) -> None:
     checks.at_most("logit_bias", len(bytes(fields.get("logit_bias", b""))), _BIAS_BYTES * (limits.logit_bias + 1), "bytes")
 
 
-def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Limits) -> GenerateRequest:
-    if not body.model:
+def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Limits, mended: Iterable[str]) -> GenerateRequest:
+    if not body.model.strip():
         raise invalid("model", "must not be empty")
     for name, low, high, words in _RANGES:
         checks.between(name, getattr(body, name), low, high, words)
@@ -109,7 +123,7 @@ def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Lim
         include_usage=bool(body.stream and body.stream_options and body.stream_options.include_usage),
         answer=_answer(body.response_format, limits),
         template_kwargs=_template_kwargs(body, limits),
-        ignored=checks.fit_for_header(_ignored(fields, body)),
+        ignored=checks.fit_for_header((*mended, *_ignored(fields, body))),
         body=data,
     )
 
@@ -135,12 +149,12 @@ def _message(wire: WireMessage, index: int) -> Message:
     role = _ROLES.get(wire.role)
     if role is None:
         raise invalid(f"{at}.role", f"{shown(wire.role)} is not one of {', '.join(_ROLES)}")
-    content = tuple(wire.content) if isinstance(wire.content, list) else wire.content
-    if isinstance(content, tuple):
-        _check_parts(content, f"{at}.content")
+    content = _parts(wire.content, f"{at}.content") if isinstance(wire.content, list) else wire.content
     if role == "assistant":
         return _assistant(wire, content, index)
-    if content is None and role != "function":
+    if content is None and role in ("tool", "function"):
+        content = ""  # a result may well be nothing
+    if content is None:
         raise invalid(f"{at}.content", f"a message of role '{role}' needs content")
     if role == "tool" and wire.tool_call_id is None:
         raise invalid(f"{at}.tool_call_id", "a message of role 'tool' must say which call it answers")
@@ -155,7 +169,7 @@ def _assistant(wire: WireMessage, content: Content, index: int) -> Message:
     if wire.refusal:
         content = _with_refusal(content, wire.refusal)
     if content is None and not calls and not reasoning:
-        raise invalid(f"messages[{index}].content", "a message of role 'assistant' needs content or tool calls")
+        content = ""  # the model said nothing, which harnesses keep in the history
     return Message("assistant", content, reasoning, calls, name=wire.name)
 
 
@@ -183,15 +197,20 @@ def _arguments(raw: Raw) -> str:
     return "{}" if data == b"null" else data.decode()
 
 
-def _check_parts(parts: Sequence[Mapping[str, Any]], at: str) -> None:
-    """Each part names a known type and holds its value under that type's name."""
-    for index, part in enumerate(parts):
-        kind = part.get("type")
-        if not isinstance(kind, str) or kind not in _PART_VALUES:
-            raise invalid(f"{at}[{index}].type", f"{shown(str(kind))} is not one of {', '.join(_PART_VALUES)}")
-        expected = _PART_VALUES[kind]
-        if not isinstance(part.get(kind), expected):
-            raise invalid(f"{at}[{index}].{kind}", f"expected {'a string' if expected is str else 'an object'}")
+def _parts(parts: Sequence[Mapping[str, Any]], at: str) -> tuple[Mapping[str, Any], ...]:
+    """The parts, each of a known type, with its value under that type's name."""
+    return tuple([_part(part, f"{at}[{index}]") for index, part in enumerate(parts)])
+
+
+def _part(part: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+    given = part.get("type")
+    kind = _OTHER_NAMES.get(given, given) if isinstance(given, str) else ""
+    if kind not in _PART_VALUES:
+        raise invalid(f"{at}.type", f"{shown(str(given))} is not one of {', '.join(_PART_VALUES)}")
+    expected = _PART_VALUES[kind]
+    if not isinstance(part.get(kind), expected):
+        raise invalid(f"{at}.{kind}", f"expected {'a string' if expected is str else 'an object'}")
+    return part if given == kind else {**part, "type": kind}
 
 
 def _tools(body: ChatBody, limits: Limits) -> tuple[ToolSpec, ...]:

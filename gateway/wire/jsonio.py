@@ -1,8 +1,9 @@
 """JSON, bytes to values and back: the only place that imports a JSON library.
 
-Invariant: any bytes give a value or `JsonError`, never another exception. NaN, infinities, lone surrogates and nesting beyond the
-decoder's depth are errors. Key order is kept, of equal keys the last counts; text is written as UTF-8, unescaped. Parts that a
-typed decoder skips, or keeps as `Raw`, are checked for JSON's grammar but not for UTF-8.
+Invariant: any bytes give a value or `JsonError`, never another exception. NaN, infinities, lone surrogates (which
+`without_lone_surrogates` mends) and nesting beyond the decoder's depth are errors. Key order is kept, of equal keys the last
+counts; text is written as UTF-8, unescaped. Parts that a typed decoder skips, or keeps as `Raw`, are checked for JSON's grammar
+but not for UTF-8.
 """
 
 import json
@@ -16,6 +17,11 @@ T = TypeVar("T")
 Raw = msgspec.Raw
 
 _TYPES = re.compile("`([^`]*)`")
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+_ESCAPED, _HIDDEN = rb"\\", b"\\\xff"
 _MISSING = re.compile("Object missing required field `(.*)`$")
 _WORDS: Mapping[str, str] = {
     "str": "a string",
@@ -81,6 +87,15 @@ def dumps(
 ) -> str:
     """JSON text spaced as the standard library spaces it, which is what models saw in training. Raises TypeError, ValueError."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def without_lone_surrogates(data: bytes) -> bytes:
+    """The JSON with U+FFFD for each escape of half a character, such as a client leaves that cuts a text in mid-emoji.
+
+    Pairs, and what only looks like an escape after an escaped backslash, stay. The data are UTF-8; the work is linear in them.
+    """
+    hidden = data.replace(_ESCAPED, _HIDDEN)  # no UTF-8 holds this byte: each backslash before a `u` now begins an escape
+    return _LONE_SURROGATE.sub(rb"\\ufffd", hidden).replace(_HIDDEN, _ESCAPED)
 
 
 def _wrong_type(text: str) -> JsonError:

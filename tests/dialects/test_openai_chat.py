@@ -324,28 +324,40 @@ def test_the_stream_folded_is_the_whole_answer(choices: list[list[Delta]], place
 RAW = b'{"id":"e1","object":"chat.completion.chunk","created":5,"model":"engine","choices":[{"index":0,"delta":{"content":"a"}}]}'
 
 
-MENTIONED = b'{"choices":[{"delta":{"content":"\\"model\\":\\"engine\\"","more":{"model":"engine"}}}],"model":'
+MENTIONED = b'{"choices":[{"delta":{"content":"\\"model\\":\\"engine\\"","more":{"model":"engine","id":1}}}],"model":'
+OWN = b'"model":"my \\"model\\""'
+STAMP = b'"id":"chatcmpl-1","created":1764400000'
 
 
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (MENTIONED + b'"engine"}', MENTIONED + b'"my \\"model\\""}'),
-        (RAW, RAW.replace(b'"engine"', b'"my \\"model\\""')),
-        (b'{"a\\"model":"engine","model":"engine"}', b'{"a\\"model":"engine","model":"my \\"model\\""}'),
-        (b'{"choices":[1.50, 2e1,"\\u00e9"],"model":"e"}', b'{"choices":[1.50, 2e1,"\\u00e9"],"model":"my \\"model\\""}'),
-        (b'{"choices":[{}]}', b'{"choices":[{}],"model":"my \\"model\\""}'),
-        (b'{"model":"e",\n"choices":[\n{},\r\n{}]\n}', b'{"model":"my \\"model\\"","choices":[ {},  {}]}'),
-        (b'{"model":"e","choices":[{}],"usage":{"total_tokens":3}}', b'{"model":"my \\"model\\"","choices":[{}]}'),
-        (b'{"model":"e","choices":[{}],"usage":null}', b'{"model":"my \\"model\\"","choices":[{}]}'),
+        (MENTIONED + b'"engine"}', MENTIONED + OWN.removeprefix(b'"model":') + b"," + STAMP + b"}"),
+        (RAW, RAW.replace(b'"model":"engine"', OWN).replace(b'"e1"', b'"chatcmpl-1"').replace(b":5,", b":1764400000,")),
+        (b'{"a\\"model":"engine","model":"engine"}', b'{"a\\"model":"engine",' + OWN + b"," + STAMP + b"}"),
+        (
+            b'{"choices":[1.50, 2e1,"\\u00e9"],"created":null,"model":"e"}',
+            b'{"choices":[1.50, 2e1,"\\u00e9"],"created":1764400000,' + OWN + b',"id":"chatcmpl-1"}',
+        ),
+        (b'{"choices":[{}]}', b'{"choices":[{}],' + STAMP + b"," + OWN + b"}"),
+        (b'{"model":"e",\n"choices":[\n{},\r\n{}]\n}', b"{" + OWN + b',"choices":[ {},  {}],' + STAMP + b"}"),
+        (b'{"model":"e","choices":[{}],"usage":{"total_tokens":3}}', b"{" + OWN + b',"choices":[{}],' + STAMP + b"}"),
+        (b'{"model":"e","choices":[{}],"usage":null}', b"{" + OWN + b',"choices":[{}],' + STAMP + b"}"),
         (
             b'{"model":"e","choices":[],"prompt_filter_results":[]}',
-            b'{"model":"my \\"model\\"","choices":[],"prompt_filter_results":[]}',
+            b"{" + OWN + b',"choices":[],"prompt_filter_results":[],' + STAMP + b"}",
         ),
     ],
 )
-def test_an_engines_event_is_passed_with_the_clients_model_name(raw: bytes, expected: bytes) -> None:
+def test_an_engines_event_is_passed_with_this_answers_id_time_and_model_name(raw: bytes, expected: bytes) -> None:
     assert streaming().passed(0, raw, []) == b"data: " + expected + b"\n\n"
+
+
+def test_all_chunks_of_a_passed_answer_have_one_id_and_time() -> None:
+    encoder = streaming(include_usage=True)
+    *chunks, done = events(encoder.passed(0, RAW, []) + encoder.feed(0, [STOP]) + encoder.end(USAGE))
+    assert {(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks} == {("chatcmpl-1", 1_764_400_000, 'my "model"')}
+    assert (len(chunks), done) == (3, "[DONE]")
 
 
 ENGINE_USAGE = b'{"model":"e","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"cost":4}}'

@@ -45,6 +45,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"model": None}, "model", "expected a string, got null"),
     ({"model": 7}, "model", "expected a string, got an integer"),
     ({"model": ""}, "model", "must not be empty"),
+    ({"model": " \t\n"}, "model", "must not be empty"),
     ({"messages": None}, "messages", "expected an array, got null"),
     ({"messages": {}}, "messages", "expected an array, got an object"),
     ({"messages": []}, "messages", "at least one message"),
@@ -59,8 +60,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [HI, HI, {"role": "user", "content": 5}]}, "messages[2].content", "expected a string or an array or null"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "role 'user' needs content"),
     ({"messages": [{"role": "system", "content": None}]}, "messages[0].content", "role 'system' needs content"),
-    ({"messages": [HI, {"role": "assistant", "content": None}]}, "messages[1].content", "needs content or tool calls"),
-    ({"messages": [HI, {"role": "assistant", "tool_calls": []}]}, "messages[1].content", "needs content or tool calls"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_text"}]}]}, "messages[0].content[0].text", "expected a string"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "expected an object, got a string"),
     ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type", "'None' is not one of text"),
     (
@@ -240,7 +240,8 @@ def test_a_bad_field_is_named(fields: dict[str, Any], param: str, words: str) ->
         (b"\xef\xbb\xbf" + body(), "not valid JSON"),
         (body().decode().encode("utf-16"), "not valid UTF-8 at byte 0"),
         (body(user="?").replace(b"?", b"\xff"), "not valid UTF-8"),
-        (body(user="?").replace(b"?", b"\\ud800 and more text"), "not valid JSON"),
+        (body(**{"?": 1}).replace(b"?", b"\\ud800\xed\xa0\x80"), "not valid UTF-8"),
+        (body(**{"?": 1}).replace(b"?", b"\\ud800\\x"), "not valid JSON"),
         (body(user=1).replace(b"1", b"NaN"), "not valid JSON"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b'{"messages":' + b"[" * 100_000, "nested too deeply"),
@@ -415,16 +416,24 @@ def test_every_role() -> None:
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}, "more": 1}]},
         {"role": "assistant", "content": ""},
         {"role": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "c"},
+        {"role": "tool", "content": None, "tool_call_id": "c"},
         {"role": "function", "content": None, "name": "f"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "tool_calls": []},
         {"role": "user", "content": []},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b", "more": 1}]},
     ) == (
         Message("system", "s"),
         Message("developer", "d", name="dev"),
         Message("user", ({"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}, "more": 1})),
         Message("assistant", ""),
         Message("tool", ({"type": "text", "text": "r"},), tool_call_id="c"),
-        Message("function", None, name="f"),
+        Message("tool", "", tool_call_id="c"),
+        Message("function", "", name="f"),
+        Message("assistant", ""),
+        Message("assistant", ""),
         Message("user", ()),
+        Message("user", ({"type": "text", "text": "a"}, {"type": "text", "text": "b", "more": 1})),
     )
 
 
@@ -484,6 +493,52 @@ def test_reasoning_in_the_history(fields: dict[str, str], expected: str) -> None
 )
 def test_a_refusal_in_the_history_is_kept(content: Any, expected: Any) -> None:
     assert history({"role": "assistant", "content": content, "refusal": "no"}) == (Message("assistant", expected),)
+
+
+HALF = b"\\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("messages", "read_as"),
+    [
+        ([{"role": "user", "content": "cut ?"}], Message("user", "cut \ufffd")),
+        ([{"role": "user", "content": [{"type": "text", "text": "?"}]}], Message("user", ({"type": "text", "text": "\ufffd"},))),
+        ([{"role": "tool", "content": "?", "tool_call_id": "c"}], Message("tool", "\ufffd", tool_call_id="c")),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{?"}}]}],
+            Message("assistant", None, tool_calls=(ToolCall("c", "f", "{\ufffd"),)),
+        ),
+    ],
+)
+def test_half_an_emoji_is_read_as_the_replacement_character(messages: list[dict[str, Any]], read_as: Message) -> None:
+    sent = body(messages=messages, user="u", emoji="\U0001f600")
+    request = parse(sent.replace(b"?", HALF), Limits())
+    assert request.messages == (read_as,)
+    assert request.ignored == ("emoji", "lone-surrogates", "user")
+    assert request.body == sent.replace(b"?", b"\\ufffd"), "an engine that templates itself gets what it can read"
+
+
+def test_half_an_emoji_in_arguments_that_are_a_json_value() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": {"a": "?"}}}
+    data = body(messages=[{"role": "assistant", "tool_calls": [call]}]).replace(b"?", HALF)
+    request = parse(data, Limits())
+    assert request.messages[0].tool_calls[0].arguments == r'{"a": "\ufffd"}'
+    assert request.ignored == ("lone-surrogates",)
+
+
+def test_text_that_only_holds_the_escape_is_left_as_it_is() -> None:
+    arguments = r'{"a":"\ud83d"}'  # what JavaScript's JSON.stringify makes of half an emoji
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    data = body(messages=[{"role": "assistant", "tool_calls": [call]}])
+    request = parse(data, Limits())
+    assert request.messages[0].tool_calls[0].arguments == arguments
+    assert (request.ignored, request.body) == ((), data)
+
+
+def test_a_fault_beside_half_an_emoji_is_named() -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(body(messages=[{"role": "user", "content": "?"}], n="?").replace(b"?", HALF), Limits())
+    assert caught.value.param == "n"
 
 
 # --- tools
@@ -646,7 +701,7 @@ samplings = st.builds(
 )
 requests = st.builds(
     GenerateRequest,
-    texts.filter(bool),
+    texts.filter(str.strip),
     st.lists(messages, min_size=1, max_size=4).map(tuple),
     tools=st.lists(specs, max_size=3, unique_by=lambda spec: spec.name).map(tuple),
     tool_choice=st.sampled_from([ToolChoice(), ToolChoice("none")]),

@@ -1,5 +1,6 @@
 import json
 import math
+import time
 from typing import Any, Literal
 
 import msgspec
@@ -169,3 +170,52 @@ def test_text_is_spaced_as_the_standard_library_spaces_it(value: Any) -> None:
     assert jsonio.dumps(value) == json.dumps(value, ensure_ascii=False)
     options: dict[str, Any] = {"ensure_ascii": True, "indent": 2, "separators": (",", ": "), "sort_keys": True}
     assert jsonio.dumps(value, **options) == json.dumps(value, **options)
+
+
+@pytest.mark.parametrize(
+    ("data", "mended"),
+    [
+        (rb'"\ud83d"', rb'"\ufffd"'),
+        (rb'"\uDE00x"', rb'"\ufffdx"'),
+        (rb'"\ud83d\ude00"', rb'"\ud83d\ude00"'),
+        (rb'"\ud83d\ud83d\ude00\ude00"', rb'"\ufffd\ud83d\ude00\ufffd"'),
+        (rb'"\ude00\ud83d"', rb'"\ufffd\ufffd"'),
+        (rb'"\\ud83d"', rb'"\\ud83d"'),
+        (rb'"\\\ud83d"', rb'"\\\ufffd"'),
+        (rb'"\\ud83d\ude00"', rb'"\\ud83d\ufffd"'),
+        (rb'"\ud83d\\ude00"', rb'"\ufffd\\ude00"'),
+        (rb'"\ud83d\n"', rb'"\ufffd\n"'),
+        (rb'"\ud8zz\u0041\ud7ff\ue000"', rb'"\ud8zz\u0041\ud7ff\ue000"'),
+        ('"\U0001f600é"'.encode(), '"\U0001f600é"'.encode()),
+        (b"\\", b"\\"),
+    ],
+)
+def test_lone_surrogates_are_replaced(data: bytes, mended: bytes) -> None:
+    assert jsonio.without_lone_surrogates(data) == mended
+
+
+pieces = st.sampled_from(["\\", "\\\\", "\\ud83d", "\\ude00", "\\uDBFF", "\\u0041", "ud83d", "\\n", "é", "d", "\\u"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(pieces, max_size=12).map("".join))
+def test_json_without_lone_surrogates_is_the_standard_librarys_with_replacements(text: str) -> None:
+    data = f'"{text}"'.encode()
+    taken, value = standard(data)
+    mended = jsonio.without_lone_surrogates(data)
+    if not taken:
+        assert mended == data or not standard(mended)[0]
+        return
+    assert jsonio.decode(mended) == value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+@pytest.mark.parametrize("unit", [rb"\ud83d", rb"a\ude00", b"\\", rb"\ud83d\ude00", rb"\ud8zz", b"abc"])
+def test_lone_surrogates_cost_time_in_proportion(unit: bytes) -> None:
+    def cost_s(count: int) -> float:
+        data = unit * count
+        began = time.perf_counter()
+        jsonio.without_lone_surrogates(data)
+        return time.perf_counter() - began
+
+    short, long = min(cost_s(50_000) for _ in range(3)), min(cost_s(400_000) for _ in range(3))
+    assert long < 32 * short + 0.05, "eight times the data"
