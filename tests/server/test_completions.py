@@ -388,3 +388,81 @@ async def test_tool_choice_none_offers_no_tools_and_reads_no_calls() -> None:
     assert "grammar" not in engine.calls[0].body
     counted = [value for name, value in metrics.items() if name.startswith("interlock_requests_with_tools_total")]
     assert sum(counted) == 0
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": ["a"]}}}
+MISS = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+FIT = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+async def test_a_streamed_answer_that_is_asked_again_is_whole_from_its_role_on() -> None:
+    async with scripted(tools="constrained", on_schema_miss="retry", hold_arguments=True) as (engine, served):
+        engine.script = lambda seen: completion(MISS if len(engine.calls) == 1 else FIT)
+        chunks = await served.stream(tools=[TOOL])
+    deltas = [choice["delta"] for chunk in chunks[:-1] for choice in chunk["choices"]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert [delta for delta in deltas if "role" in delta] == deltas[:1]
+    assert deltas[1]["tool_calls"][0]["function"]["name"] == "f"
+    assert len(engine.calls) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_parallel_calls_are_forbidden_the_answer_ends_before_the_second(stream: bool) -> None:
+    async with scripted(format="hermes", tools="constrained") as (engine, served):
+        engine.script = lambda seen: [*completion(FIT, "\n", FIT)[:-3], HANG]
+        response = await served.chat(tools=[TOOL], parallel_tool_calls=False, stream=stream)
+        async with asyncio.timeout(1):
+            await engine.calls[0].closed.wait()
+        metrics = await served.metrics()
+    assert response.status_code == 200
+    assert response.text.count('"name":"f"') == 1
+    assert '"finish_reason":"tool_calls"' in response.text
+    assert metrics[sample("interlock_tool_calls_total", format="hermes", **PAIR)] == 1
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 5}}, "required": ["a"]}
+WANTED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(("answer", "kind"), [('{"a": 5}', None), ('{"a": 1}', "schema_mismatch"), ('{"a": ', "invalid_json")])
+async def test_an_answer_in_json_is_checked_against_its_schema(answer: str, kind: str | None) -> None:
+    async with scripted() as (engine, served):
+        engine.script = lambda seen: completion(answer)
+        whole = await served.chat(response_format=WANTED)
+        await served.stream(response_format=WANTED)
+        metrics = await served.metrics()
+    assert whole.json()["choices"][0]["message"]["content"] == answer
+    failures = {name: value for name, value in metrics.items() if name.startswith("interlock_parse_failures") and value}
+    counted = {sample("interlock_parse_failures_total", format="plain", kind=kind, **PAIR): 2.0} if kind else {}
+    assert failures == counted
+
+
+async def test_an_answer_in_json_that_misses_its_schema_is_asked_again_or_refused() -> None:
+    async with scripted(on_schema_miss="retry") as (engine, served):
+        engine.script = lambda seen: completion('{"a": 1}' if len(engine.calls) == 1 else '{"a": 7}')
+        whole = (await served.chat(response_format=WANTED)).json()
+    assert whole["choices"][0]["message"]["content"] == '{"a": 7}'
+    async with scripted(kind="openai", on_schema_miss="refuse") as (engine, served):
+        engine.script = lambda seen: chat('{"a": ', "1}")
+        refused = await served.chat(response_format=WANTED)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "schema_mismatch")
+
+
+async def test_broken_calls_of_an_engine_that_parses_itself_can_be_refused() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": '}}
+    async with scripted(kind="openai", on_parse_failure="error") as (engine, served):
+        chunks = [chat_chunk({"role": "assistant", "tool_calls": [call]}), chat_chunk({}, "tool_calls")]
+        engine.script = lambda seen: [HEAD, *map(event, chunks), b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", CLOSE]
+        response = await served.chat(tools=[TOOL])
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "invalid_json")
+
+
+async def test_an_engine_that_repeats_its_key_does_not_tell_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "sk-canary-engine")
+    refusal = json.dumps({"error": {"message": "key sk-canary-engine may not do this", "code": 400}}).encode()
+    async with scripted(engine={"api_key_env": "ENGINE_KEY"}) as (engine, served):
+        engine.script = lambda seen: [b"HTTP/1.1 400 Bad\r\ncontent-length: %d\r\n\r\n%s" % (len(refusal), refusal), CLOSE]
+        response = await served.chat()
+    assert response.status_code == 400
+    assert "may not do this" in response.text
+    assert "canary" not in response.text
