@@ -38,6 +38,7 @@ class Prober:
         self._upstream = upstream
         self._on_info = on_info
         self._times = times or ProbeTimes()
+        self._told: set[str] = set()  # engines that were heard of: one that was never ready is told of once
 
     async def run(self) -> None:
         """Probes for ever, each engine at its own pace."""
@@ -68,8 +69,12 @@ class Prober:
         except Exception:  # a bug of ours in one probe must not end the probing of all engines
             _log.exception("probe failed", engine=member.id)
             failure = "the probe failed"
-        if self._registry.set_ready(member.id, failure is None):
-            _log.info("engine ready" if failure is None else "engine not ready", engine=member.id, why=failure)
+        changed = self._registry.set_ready(member.id, failure is None)
+        if failure is None and changed:
+            _log.info("engine ready", engine=member.id)
+        elif failure is not None and (changed or member.id not in self._told):
+            _log.warning("engine not ready", engine=member.id, why=failure)
+        self._told.add(member.id)
         return failure is None
 
     async def _identify(self, member: Member) -> None:

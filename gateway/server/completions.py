@@ -1,6 +1,6 @@
 """The hot path: a plain ASGI application for one dialect's POST route.
 
-Each request gets an id, emits `Received` and exactly one `Finished`, and ends in exactly one outcome.
+Each request gets an id, ends in exactly one outcome and emits exactly one `Finished`.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
@@ -34,6 +35,7 @@ from gateway.model import Model, fitted
 from gateway.request import GenerateRequest, Prompt
 from gateway.server.stream import Client, ClientLeft, Header, read_body
 from gateway.session import serve
+from gateway.wire.jsonio import Decoder, JsonError
 
 _log = structlog.get_logger("interlock.server")
 
@@ -120,12 +122,16 @@ class _Exchange:
         body = await read_body(self._scope, self._receive, app.options.max_body_bytes, app.services.watchdog)
         self._ledger.received_s = self._loop.time()
         app.services.bus.emit(Received(self._ledger.request_id, app.dialect.name, self._ledger.received_s))
-        request = self._request = app.dialect.parse(body, app.options.limits)
-        if request.ignored:
-            self._client.headers += ((b"x-interlock-ignored", ", ".join(request.ignored).encode("ascii", "replace")),)
+        try:
+            request = self._request = app.dialect.parse(body, app.options.limits)
+        except ClientError:
+            self._model = app.models.get(_model_of(body))
+            raise
         model = self._model = app.models.get(request.model)
         if model is None:
             raise ModelNotFound(request.model)
+        if request.ignored and model.rendered is not None:  # an engine that speaks the dialect gets every field
+            self._client.headers += ((b"x-interlock-ignored", ", ".join(request.ignored).encode("ascii", "replace")),)
         async with self._client as client:
             prompt = self._prompt = await self._render(model, request)
             answer = Answer(f"chatcmpl-{self._ledger.request_id}", int(app.unix_time()), request.model)
@@ -209,6 +215,21 @@ class _Exchange:
             failures=tuple(ledger.failures().items()),
             notes=self._prompt.notes if self._prompt else (),
         )
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_NAMED = Decoder(_Named)
+
+
+def _model_of(body: bytes) -> str:
+    """The model that a body with another fault names, so that its failure is counted there; empty where it names none."""
+    try:
+        return _NAMED.decode(body).model
+    except JsonError:
+        return ""
 
 
 def outcome_of(error: GatewayError) -> Outcome:

@@ -203,7 +203,7 @@ async def test_bad_requests_name_the_field_and_reach_no_engine(
     if code is not None:
         assert error["code"] == code
     assert engine.calls == []
-    model = "unknown" if status == 404 or param in (None, "messages", "n", "chat_template") else "m"
+    model = "m" if b'"model":"m"' in body else "unknown"
     assert metrics[outcome("client_error", engine="none", model=model)] == 1
 
 
