@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engines.base import Call, Chunk, EngineFinish, EngineInfo, Traits, Work
+from engines.events import mended, read
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError
@@ -105,6 +106,7 @@ class _Timings(msgspec.Struct, gc=False):
 
 
 class _Progress(msgspec.Struct, gc=False):
+    total: int = 0
     cache: int = 0
 
 
@@ -137,7 +139,8 @@ _PROPS = Decoder(_Props)
 
 
 class LlamaCppReader:
-    """Reads one stream. The tokens of its chunks add up to the engine's own count.
+    """Reads one stream. The tokens of its chunks add up to the engine's own count. What was cached is told with the progress,
+    for an answer that the gateway ends early.
 
     A stop id is reported one event later than it is seen: where llama.cpp knows it as an end of turn too, that event is the end,
     with the engine's own usage, and the connection can be used again; elsewhere it is the next token, which is dropped.
@@ -155,15 +158,12 @@ class LlamaCppReader:
         """One event; None after the end."""
         if self.done:
             return None
-        try:
-            step = _STEP.decode(event.data)
-        except JsonError as error:
-            raise EngineBroke(f"The engine sent an event that is not what its protocol says: {error.message}.") from None
+        step = read(_STEP, mended(event.data))
         if step.error is not None:
             raise failure_in_stream(step.error)
         if step.prompt_progress is not None:
             self._cached = step.prompt_progress.cache
-            return Chunk()
+            return Chunk(usage=Usage(step.prompt_progress.total, 0, self._cached))
         if step.stop:
             return self._end(step)
         if self._stop_id is not None:

@@ -1,7 +1,7 @@
 """Any engine with OpenAI's `/v1/chat/completions` that templates and parses by itself (`format: engine`).
 
 The client's own body goes out with three fields set; each event comes back as it is, beside what it says, which is for measuring
-and checking. The reader is on the path of every token: one typed decode, and nothing kept but which call is open.
+and checking. The reader is on the path of every token: one typed decode, and nothing kept but which calls are open.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from engines.base import Call, Chunk, EngineFinish, EngineInfo, Traits, Work
+from engines.events import mended, read
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError, shown
 from gateway.request import ContentText, Delta, FinishReason, ReasoningText, ToolCallArguments, ToolCallEnd, ToolCallStart, Usage
@@ -23,6 +24,7 @@ _FINISH: Mapping[str, EngineFinish] = {
     "content_filter": EngineFinish("content_filter"),
 }
 _FIELDS = Decoder(dict[str, Raw])
+_MAX_HELD_CHARS = 1 << 16
 _TRUE, _NULL = Raw(b"true"), Raw(b"null")
 
 
@@ -138,29 +140,33 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+class _OpenCall(msgspec.Struct):
+    id: str = ""
+    held: str = ""
+    begun: bool = False
+
+
+_Calls = dict[int, _OpenCall]
 _EVENT = Decoder(_Event)
 _MODELS = Decoder(_Models)
 _NO_FUNCTION = _Function()
 
 
 class OpenAiReader:
-    """Reads one stream, all choices of it."""
+    """Reads one stream, all choices of it. A call is told from where its name is known."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, list[int]] = {}
+        self._calls: dict[int, _Calls] = {}
         self._counted: dict[int, int] = {}
         self.done = False
 
     def chunk(self, event: SseEvent) -> Chunk | None:
         """One event; None for the end mark and whatever follows it."""
-        data = event.data
+        data = mended(event.data)
         if self.done or data == b"[DONE]":
             self.done = True
             return None
-        try:
-            said = _EVENT.decode(data)
-        except JsonError as error:
-            raise EngineBroke(f"The engine sent an event that is not what its protocol says: {error.message}.") from None
+        said = read(_EVENT, data)
         if said.error is not None or said.object == "error":
             raise failure_in_stream(said.error or ErrorObject(message=said.message, code=said.code))
         usage = _usage(said.usage) if said.usage is not None else None
@@ -170,7 +176,8 @@ class OpenAiReader:
             raise EngineBroke("The engine sent several choices in one event.")
         choice = said.choices[0]
         deltas = self._deltas(choice)
-        tokens = self._tokens(choice.index, said.usage) if deltas else 0
+        held = choice.delta is not None and choice.delta.tool_calls
+        tokens = self._tokens(choice.index, said.usage) if deltas or held else 0
         finish = None
         if choice.finish_reason is not None:
             finish = _finish(choice.finish_reason)
@@ -187,7 +194,7 @@ class OpenAiReader:
         if delta.content:
             deltas.append(ContentText(delta.content))
         if delta.tool_calls:
-            calls = self._calls.setdefault(choice.index, [])
+            calls = self._calls.setdefault(choice.index, {})
             for call in delta.tool_calls:
                 deltas += _called(calls, call)
         return deltas
@@ -201,23 +208,38 @@ class OpenAiReader:
 
     def _ended(self, choice: int, reason: FinishReason) -> list[Delta]:
         """The calls are whole now, but for the last one of an answer that was cut."""
-        calls = self._calls.pop(choice, [])
-        return [ToolCallEnd(index) for index in (calls[:-1] if reason == "length" else calls)]
+        deltas: list[Delta] = []
+        calls = self._calls.pop(choice, {})
+        for number, (index, open_call) in enumerate(calls.items(), 1):
+            if not open_call.begun:
+                deltas += _begun(index, open_call, "")
+            if reason != "length" or number < len(calls):
+                deltas.append(ToolCallEnd(index))
+        return deltas
 
 
-def _called(calls: list[int], call: _Call) -> list[Delta]:
-    """What a piece of a call says; `calls` are the indices begun. Without an index, an id begins a call."""
+def _called(calls: _Calls, call: _Call) -> list[Delta]:
+    """What a piece of a call says. Without an index, a new id begins a call."""
     index = call.index
     if index is None:
-        index = calls[-1] if calls and not call.id else len(calls)
+        last = next(reversed(calls), None)
+        index = last if last is not None and call.id in (None, "", calls[last].id) else len(calls)
     function = call.function or _NO_FUNCTION
-    deltas: list[Delta] = []
-    if index not in calls:
-        calls.append(index)
-        deltas.append(ToolCallStart(index, call.id or "", function.name or ""))
-    if function.arguments:
-        deltas.append(ToolCallArguments(index, function.arguments))
-    return deltas
+    open_call = calls.setdefault(index, _OpenCall())
+    if open_call.begun:
+        return [ToolCallArguments(index, function.arguments)] if function.arguments else []
+    open_call.id = open_call.id or call.id or ""
+    open_call.held += function.arguments or ""
+    if len(open_call.held) > _MAX_HELD_CHARS and not function.name:
+        raise EngineBroke("The engine sent the arguments of a call without its name.")
+    return _begun(index, open_call, function.name) if function.name else []
+
+
+def _begun(index: int, open_call: _OpenCall, name: str) -> list[Delta]:
+    """The call begins, with what was held of it."""
+    open_call.begun = True
+    start = ToolCallStart(index, open_call.id, name)
+    return [start, ToolCallArguments(index, open_call.held)] if open_call.held else [start]
 
 
 def _finish(reason: str) -> EngineFinish:

@@ -117,7 +117,7 @@ def test_a_constraint_becomes_a_grammar_made_once() -> None:
 
 def test_an_answer_cut_at_its_limit() -> None:
     *progress, first, second, third, end = recorded("limit")
-    assert progress == [Chunk()] * len(progress)
+    assert progress == [Chunk(usage=Usage(prompt_tokens=10))] * 2
     assert [first, second, third] == [
         Chunk(text="The", tokens=1, ids=(504,)),
         Chunk(text=" original", tokens=1, ids=(2798,)),
@@ -144,8 +144,13 @@ def test_tokens_cut_off_inside_a_character_are_counted() -> None:
 
 def test_the_made_up_ids_of_progress_events_are_no_tokens() -> None:
     chunks = recorded("limit", stop_ids=frozenset({0}))
-    assert chunks[0] == Chunk()
+    assert chunks[0].tokens == 0
     assert all(chunk.stop_id is None for chunk in chunks)
+
+
+def test_what_was_cached_is_known_before_the_first_token() -> None:
+    first, *_ = recorded("stop_word")
+    assert first == Chunk(usage=Usage(prompt_tokens=10, cached_tokens=9))
 
 
 def test_special_tokens_are_counted_whether_shown_or_not() -> None:
@@ -205,7 +210,6 @@ def test_a_matched_word_is_a_stop() -> None:
         b"[]",
         b"<html>",
         b'{"content":5}',
-        b'{"content":"\xff"}',
         b'{"tokens_predicted":NaN}',
         b'{"tokens":["1"]}',
         b'{"stop":true,"stop_type":"none"}',
@@ -218,6 +222,11 @@ def test_an_event_that_is_not_the_protocols_is_a_broken_engine(data: bytes) -> N
     with pytest.raises(EngineBroke) as caught:
         LlamaCppReader(frozenset(), ()).chunk(SseEvent(data))
     assert "10.0.0.1" not in caught.value.message
+
+
+def test_bytes_that_are_not_utf8_are_replaced() -> None:
+    chunk = LlamaCppReader(frozenset(), ()).chunk(SseEvent(b'{"content":"a\xffb\xc3","tokens_predicted":1}'))
+    assert chunk == Chunk(text="a\ufffdb\ufffd", tokens=1)
 
 
 def test_a_count_that_falls_is_a_broken_engine() -> None:
@@ -270,7 +279,8 @@ def test_real_progress_counts_no_tokens_and_a_repeated_prompt_is_cached(local_en
     prompt = (1, *range(1000, 1100))
     first = asked(local_engine, work(ids=prompt, max_tokens=2))
     again = asked(local_engine, work(ids=prompt, max_tokens=2))
-    assert first[0] == Chunk()
+    assert first[0].tokens == 0
+    assert again[0].usage == Usage(prompt_tokens=101, cached_tokens=100)
     for chunks in (first, again):
         assert counts_add_up(chunks)
     assert again[-1].usage == Usage(prompt_tokens=101, completion_tokens=2, cached_tokens=100)

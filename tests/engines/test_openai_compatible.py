@@ -138,9 +138,47 @@ def test_the_last_call_of_a_cut_answer_is_not_whole() -> None:
     assert end.deltas == (ToolCallEnd(0),)
 
 
-def test_a_call_without_function_is_a_call_without_name() -> None:
-    (chunk,) = read(event({"tool_calls": [{"index": 0}]}))
-    assert chunk.deltas == (ToolCallStart(0, "", ""),)
+def test_a_call_is_told_from_where_its_name_is_known() -> None:
+    chunks = read(
+        event(called(0, None, "a")),
+        event(called(0, '{"x"')),
+        event(called(0, ":1", None, "f")),
+        event(called(0, "}", None, "f")),
+        event({}, "tool_calls"),
+    )
+    assert [chunk.deltas for chunk in chunks] == [
+        (),
+        (),
+        (ToolCallStart(0, "a", "f"), ToolCallArguments(0, '{"x":1')),
+        (ToolCallArguments(0, "}"),),
+        (ToolCallEnd(0),),
+    ]
+    assert [chunk.tokens for chunk in chunks] == [1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(("finish", "ends"), [("stop", (ToolCallEnd(0),)), ("length", ())])
+def test_a_call_that_never_has_a_name_is_told_at_the_end(finish: str, ends: tuple[Any, ...]) -> None:
+    first, end = read(event({"tool_calls": [{"index": 0}, {"index": 0, "function": {"arguments": "{}"}}]}), event({}, finish))
+    assert first.deltas == ()
+    assert end.deltas == (ToolCallStart(0, "", ""), ToolCallArguments(0, "{}"), *ends)
+
+
+def test_not_much_is_held_for_a_call_without_a_name() -> None:
+    assert read(event(called(0, "x" * 70_000, "a", "f")))[0].deltas[-1] == ToolCallArguments(0, "x" * 70_000)
+    with pytest.raises(EngineBroke, match="without its name"):
+        read(event(called(0, "x" * 40_000, "a")), event(called(0, "x" * 40_000)))
+
+
+def test_an_id_that_is_said_again_begins_no_second_call() -> None:
+    chunks = read(event(called(None, "{", "a", "f")), event(called(None, "}", "a")))
+    assert chunks[-1].deltas == (ToolCallArguments(0, "}"),)
+
+
+def test_bytes_that_are_not_utf8_are_replaced_and_never_passed_on() -> None:
+    data = event({"content": "a?é", "extra": "?"}).replace(b"?", b"\xff")
+    (chunk,) = read(data)
+    assert chunk.deltas == (ContentText("a\ufffdé"),)
+    assert chunk.raw == data.replace(b"\xff", "\ufffd".encode())
 
 
 def test_choices_are_kept_apart() -> None:
@@ -179,7 +217,6 @@ def test_finish_reasons(said: str, meant: str) -> None:
         b"<html>",
         b'{"choices":{}}',
         b'{"choices":[{"delta":{"content":5}}]}',
-        b'{"choices":[{"delta":{"content":"\xff"}}]}',
         b'{"choices":[{},{}]}',
         b'{"choices":[{"finish_reason":"abort"}]}',
         b'{"choices":[],"usage":{"prompt_tokens":NaN}}',

@@ -1,0 +1,30 @@
+"""An engine's server-sent events as values, the same way for every kind of engine.
+
+Invariant: bytes that are not UTF-8 become U+FFFD, so that neither a client nor a parser meets them; what is not the protocol's
+JSON is EngineBroke.
+"""
+
+from typing import TypeVar
+
+from gateway.errors import EngineBroke
+from gateway.wire.jsonio import Decoder, JsonError
+
+T = TypeVar("T")
+
+
+def mended(data: bytes) -> bytes:
+    """The data of an event as UTF-8: itself, nearly always."""
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return data.decode(errors="replace").encode()
+    return data
+
+
+def read(decoder: Decoder[T], data: bytes) -> T:
+    """The event. Raises EngineBroke."""
+    try:
+        return decoder.decode(data)
+    except JsonError as error:
+        raise EngineBroke(f"The engine sent an event that is not what its protocol says: {error.message}.") from None
