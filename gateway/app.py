@@ -4,13 +4,12 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
 
 from starlette.types import ASGIApp
 from yarl import URL
@@ -21,7 +20,7 @@ from gateway.admission import Admission
 from gateway.answer import AnswerRules
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
-from gateway.errors import ModelFileError, SettingsError
+from gateway.errors import BadRequest, ModelFileError, SettingsError
 from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
 from gateway.formats.base import Format
@@ -36,8 +35,8 @@ from gateway.prompt.prompter import Prompter
 from gateway.prompt.source import DEFAULT, read_model
 from gateway.server.completions import Completions, ServeOptions
 from gateway.server.routes import Condition, HotPaths, add_models, answer_errors, declare, operations
-from gateway.settings import AUTO_FORMAT, LimitSettings, ModelSettings, Settings, TimeoutSettings, load
-from gateway.settings_fit import ENGINE_FORMAT
+from gateway.settings import LimitSettings, Settings, TimeoutSettings, load
+from gateway.settings_fit import AUTO_FORMAT, Speech, ToolMode
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
 
@@ -46,10 +45,65 @@ Records = Callable[[Mapping[str, object]], None]
 CONSTRAINED_FORMAT = "hermes"  # the call syntax that is stated and enforced for a model not trained for tools
 
 
-def load_settings(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Settings:
-    """The settings of a file, checked against the engines and formats of this version. Raises SettingsError."""
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """Settings, and their models in the same order, each read from its files."""
+
+    settings: Settings
+    models: tuple[Model, ...]
+
+
+def configure(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Configured:
+    """The settings of a file, checked against its models' files and what this version has. Raises SettingsError with everything
+    that is wrong."""
     kinds = {kind: make(kind).traits for kind in known()}
-    return load(path, environ, kinds=kinds, formats=load_formats())
+    voices = _Voices()
+    settings = load(path, environ, kinds=kinds, formats=voices.formats, inspect=voices.inspect)
+    return Configured(settings, voices.models(settings))
+
+
+def with_models(settings: Settings) -> Configured:
+    """Settings made in code, with their models. Raises SettingsError with what is wrong of all models."""
+    voices = _Voices()
+    speeches = [(f"models[{index}]", model.speech) for index, model in enumerate(settings.models)]
+    problems = [f"{at}.{key}: {text}" for at, speech in speeches if speech for key, text in voices.inspect(speech)]
+    if problems:
+        raise SettingsError(tuple(problems))
+    return Configured(settings, voices.models(settings))
+
+
+class _Voices:
+    """Models' files, each read once: to tell what is wrong with them, then to serve them."""
+
+    def __init__(self) -> None:
+        self.formats = load_formats()
+        self._read: dict[Speech, Rendered] = {}
+
+    def inspect(self, speech: Speech) -> Iterator[tuple[str, str]]:
+        """The settings key and the message of what is wrong."""
+        try:
+            if speech not in self._read:
+                self._read[speech] = _rendered(speech, self.formats)
+        except ModelFileError as error:
+            yield "source", str(error)
+        except FormatUnknown as error:
+            yield "format", str(error)
+        except BadRequest as error:  # the template refuses the conversation that formats are told by
+            yield "format", f"{error} So its format cannot be told: name it"
+
+    def models(self, settings: Settings) -> tuple[Model, ...]:
+        """The models of settings in which everything was inspected."""
+        created_s = int(time.time())
+        return tuple(
+            Model(
+                model.name,
+                replace(self._read[model.speech], hold_arguments=model.hold_arguments) if model.speech else None,
+                AnswerRules(model.unknown_tool, model.on_parse_failure, model.on_schema_miss),
+                created_s,
+                model.aliases,
+            )
+            for model in settings.models
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +118,10 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running(settings: Settings, environ: Mapping[str, str], access: Records | None = None) -> AsyncIterator[Gateway]:
+async def running(configured: Configured, environ: Mapping[str, str], access: Records | None = None) -> AsyncIterator[Gateway]:
     """Wires everything, probes the engines while inside, and closes every connection on the way out. `access` takes the records
-    of the access log.
-
-    Raises SettingsError or ModelFileError, naming the model, where a model cannot be served.
-    """
-    models = served_models(settings)
+    of the access log."""
+    settings, models = configured.settings, configured.models
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()
     metrics = Metrics(_served(settings, models), [dialect.name])
@@ -114,42 +165,17 @@ async def running(settings: Settings, environ: Mapping[str, str], access: Record
             await asyncio.wait([probing])
 
 
-def served_models(settings: Settings) -> tuple[Model, ...]:
-    """Every model of the settings, its files read. Raises SettingsError with what is wrong of all of them."""
-    formats = load_formats()
-    models: list[Model] = []
-    problems: list[str] = []
-    for index, model in enumerate(settings.models):
-        try:
-            models.append(_model(model, formats))
-        except ModelFileError as error:
-            problems.append(f"models[{index}].source: {error}")
-        except FormatUnknown as error:
-            problems.append(f"models[{index}].format: {error}")
-    if problems:
-        raise SettingsError(tuple(problems))
-    return tuple(models)
-
-
-def _model(model: ModelSettings, formats: Mapping[str, Format]) -> Model:
-    rules = AnswerRules(model.unknown_tool, model.on_parse_failure, model.on_schema_miss)
-    source = None if model.format == ENGINE_FORMAT else model.source
-    rendered = None if source is None else _rendered(model, source, formats)
-    return Model(model.name, rendered, rules, created_s=int(time.time()), aliases=model.aliases)
-
-
-def _rendered(model: ModelSettings, source: Path, formats: Mapping[str, Format]) -> Rendered:
-    files = read_model(source)
+def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
+    files = read_model(speech.source)
     native = Prompter(files, tools="native", syntax=None, clock=_now)
-    own = formats[model.format] if model.format != AUTO_FORMAT else detect_format(native, files.templates[DEFAULT], formats)
+    own = formats[speech.format] if speech.format != AUTO_FORMAT else detect_format(native, files.templates[DEFAULT], formats)
     call_format = own
-    if model.tools == "constrained" and own.call_syntax is None:
+    if speech.tools == "constrained" and own.call_syntax is None:
         call_format = formats[CONSTRAINED_FORMAT]
-    prompter = Prompter(files, tools=model.tools, syntax=call_format.call_syntax, clock=_now)
-    return Rendered(prompter, own, call_format, model.hold_arguments)
+    return Rendered(Prompter(files, tools=speech.tools, syntax=call_format.call_syntax, clock=_now), own, call_format)
 
 
-def tools_for(model: Path) -> Literal["native", "constrained"]:
+def tools_for(model: Path) -> ToolMode:
     """`constrained` where the model's template ignores tools. Raises ModelFileError."""
     return (
         "native"

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from engines.local import EngineStartError, find_model, model_file
 from gateway import process
-from gateway.app import load_settings, secrets, served_models
+from gateway.app import configure, secrets
 from gateway.errors import ModelFileError, SettingsError
 from gateway.observe.logs import configure_logging, record_writer
 from gateway.server.listen import PortTaken
@@ -32,13 +32,13 @@ Config = Annotated[Path, typer.Option("--config", help="The settings file (YAML)
 @app.command()
 def serve(config: Config) -> None:
     """Serve the models of a settings file until SIGINT or SIGTERM."""
-    settings = load_settings(config, os.environ)
-    hidden = secrets(settings, os.environ)
+    configured = configure(config, os.environ)
+    hidden = secrets(configured.settings, os.environ)
     configure_logging(secrets=hidden)
-    sockets = process.bind_both(settings.server)
+    sockets = process.bind_both(configured.settings.server)
 
     async def main(stop: asyncio.Event) -> int:
-        await process.serve(settings, os.environ, sockets, stop, access=record_writer(secrets=hidden))
+        await process.serve(configured, os.environ, sockets, stop, access=record_writer(secrets=hidden))
         return 0
 
     _run(main, sockets)
@@ -47,10 +47,9 @@ def serve(config: Config) -> None:
 @app.command("check-config")
 def check_config(file: Annotated[Path, typer.Argument(help="The settings file (YAML).", show_default=False)]) -> None:
     """Check a settings file and the model files that it names, and say everything that is wrong with them."""
-    settings = load_settings(file, os.environ)
-    for model in served_models(settings):
-        formats = " and ".join(model.format_names())
-        typer.echo(f"{model.name}: format {formats}")
+    configured = configure(file, os.environ)
+    for settings, model in zip(configured.settings.models, configured.models, strict=True):
+        typer.echo(f"{model.name}: format {' and '.join(model.format_names())}, tools {settings.tools}")
     typer.echo(f"{file}: ok")
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine, Mapping
 import structlog
 import uvloop
 
-from gateway.app import Gateway, Records, is_loopback, running
+from gateway.app import Configured, Gateway, Records, is_loopback, running
 from gateway.server.listen import PortTaken, bind, port_of, serve_until
-from gateway.settings import ServerSettings, Settings
+from gateway.settings import ServerSettings
 
 _log = structlog.get_logger("interlock")
 
@@ -65,7 +65,7 @@ def _bind_admin(server: ServerSettings) -> socket.socket:
 
 
 async def serve(
-    settings: Settings,
+    configured: Configured,
     environ: Mapping[str, str],
     sockets: tuple[socket.socket, socket.socket],
     stop: asyncio.Event,
@@ -76,8 +76,8 @@ async def serve(
     """Serves until `stop`. `on_ready` runs beside, once the ports answer; what it raises ends the gateway. `access` takes the
     records of the access log."""
     main, admin = sockets
-    server = settings.server
-    async with running(settings, environ, access) as gateway:
+    server = configured.settings.server
+    async with running(configured, environ, access) as gateway:
         _announce(server, port_of(main), port_of(admin))
         _spare_the_collector()
         places = [(main, gateway.main), (admin, gateway.admin)]

@@ -7,7 +7,7 @@ with its key path and the line or variable that it came from. A problem's text n
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,13 +19,14 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from engines.base import Traits
 from gateway.errors import SettingsError
-from gateway.settings_fit import ENGINE_FORMAT, engine_id, misfits
+from gateway.settings_fit import AUTO_FORMAT, ENGINE_FORMAT, NATIVE, Speech, ToolMode, engine_id, misfits, source_path, speeches
 from gateway.settings_tree import PREFIX, KeyPath, Place, Problem, read_tree
 
 KINDS = ("llamacpp", "vllm", "sglang", "trtllm", "openai")
 """Every kind of engine that a settings file may name; a version may lack the adapter of some."""
 
-AUTO_FORMAT = "auto"
+Inspect = Callable[[Speech], Iterator[tuple[str, str]]]
+"""Tries to speak to a model: gives the key and the message of each thing that hinders it."""
 
 _LABEL = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -181,7 +182,7 @@ class ModelSettings(_Settings):
     """How the model writes reasoning and tool calls: `auto` (told from its template), a format's name, or `engine` (the engine
     templates and parses; the gateway passes the chat request on, routes and measures)."""
 
-    tools: Literal["native", "constrained"] = "native"
+    tools: ToolMode = NATIVE
     """`native`: the model's template states the tools. `constrained`: for a model not trained for tools; the gateway states them
     and the engine is held to a grammar."""
 
@@ -201,6 +202,13 @@ class ModelSettings(_Settings):
     engines: Annotated[tuple[EngineSettings, ...], Field(strict=False), BeforeValidator(_some)]
     """The engines that serve this model."""
 
+    @property
+    def speech(self) -> Speech | None:
+        """How the model is spoken to; None where its engine sees to that."""
+        if self.source is None or self.format == ENGINE_FORMAT:
+            return None
+        return Speech(self.source, self.format, self.tools)
+
     @field_validator("profile")
     @classmethod
     def _no_profile(cls, value: str | None) -> str | None:
@@ -215,11 +223,11 @@ class ModelSettings(_Settings):
         if value is None or folder is None:
             return value
         try:
-            found = folder / value.expanduser()
-            found.stat()
+            source = source_path(folder, value)
+            source.stat()
         except (OSError, RuntimeError, ValueError):
             raise _wrong("no such file or directory") from None
-        return found
+        return source
 
     @field_validator("format")
     @classmethod
@@ -304,26 +312,35 @@ SECTIONS: Mapping[tuple[str, ...], type[_Settings]] = MappingProxyType(
 
 
 def load(
-    path: str | os.PathLike[str], environ: Mapping[str, str], *, kinds: Mapping[str, Traits], formats: Collection[str]
+    path: str | os.PathLike[str],
+    environ: Mapping[str, str],
+    *,
+    kinds: Mapping[str, Traits],
+    formats: Collection[str],
+    inspect: Inspect,
 ) -> Settings:
     """The settings of one file with the environment's overrides. Raises SettingsError with everything that is wrong.
 
     `kinds` are the engines that this version has adapters for; `formats` the names and aliases of the formats that it knows.
+    `inspect` is asked about each model whose own `source`, `format` and `tools` are right, whatever else is wrong.
     """
     file = Path(path)
+    folder = file.absolute().parent
     tree = read_tree(file, environ)
-    found = [*tree.problems, *_unread_variables(environ)]
-    found += [tree.problem(at, message) for at, message in misfits(tree.values, kinds)]
-    context = _Context(file.absolute().parent, environ, tuple(kinds), frozenset(formats))
+    problems = [*tree.problems, *_unread_variables(environ)]
+    problems += [tree.problem(at, message) for at, message in misfits(tree.values, kinds)]
     try:
-        settings = Settings.model_validate(tree.values, context=context)
+        settings = Settings.model_validate(tree.values, context=_Context(folder, environ, tuple(kinds), frozenset(formats)))
     except ValidationError as error:
         told = {problem.path for problem in tree.problems}
-        found += [
+        problems += [
             tree.problem(each["loc"], _message(each)) for each in error.errors(include_url=False) if each["loc"] not in told
         ]
-    if found:
-        raise SettingsError(tuple(str(each) for each in sorted(found, key=lambda each: (each.place.line, each.place.column))))
+    wrong = {problem.path for problem in problems}
+    for at, speech in speeches(tree.values, folder, wrong):
+        problems += [tree.problem((*at, key), message) for key, message in inspect(speech)]
+    if problems:
+        raise SettingsError(tuple(str(each) for each in sorted(problems, key=lambda each: (each.place.line, each.place.column))))
     return settings
 
 
@@ -346,6 +363,8 @@ def _message(error: ErrorDetails) -> str:
             return "must be a mapping of keys"
         case "tuple_type":
             return "must be a list"
+        case "path_type":
+            return "must be a path"
         case _:
             return error["msg"].replace("Input should be", "must be").replace("Input should", "must")
 

@@ -3,14 +3,40 @@
 Works on plain values as they were written, so that it tells even where others are wrong, and never raises.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from engines.base import Traits
 from gateway.events import NO_ENGINE, NO_MODEL
 from gateway.settings_tree import KeyPath, shown_path
 
+AUTO_FORMAT = "auto"
 ENGINE_FORMAT = "engine"
+
+ToolMode = Literal["native", "constrained"]
+NATIVE: ToolMode = "native"
+
+
+class Speech(NamedTuple):
+    """What decides how a model is spoken to, each under its settings key."""
+
+    source: Path
+    format: str
+    tools: ToolMode
+
+
+def speeches(values: Mapping[str, Any], folder: Path, wrong: Collection[KeyPath]) -> Iterator[tuple[KeyPath, Speech]]:
+    """How each model is spoken to, but for those whose keys for it are `wrong`. Relative sources start at `folder`."""
+    for at, model in _rows(values.get("models"), ("models",)):
+        form = model.get("format", AUTO_FORMAT)
+        if form != ENGINE_FORMAT and not any((*at, key) in wrong for key in Speech._fields):
+            yield at, Speech(source_path(folder, model["source"]), form, model.get("tools", NATIVE))
+
+
+def source_path(folder: Path, source: str | Path) -> Path:
+    """Where a model's source is."""
+    return folder / Path(source).expanduser()
 
 
 def engine_id(model: str, position: int) -> str:

@@ -14,7 +14,7 @@ import httpx
 from rich.console import Console
 
 from engines.local import LocalEngine, LocalState
-from gateway.app import Gateway, tools_for
+from gateway.app import Gateway, tools_for, with_models
 from gateway.process import serve, unless_stopped
 from gateway.server.listen import port_of
 from gateway.settings import EngineSettings, ModelSettings, ServerSettings, Settings
@@ -65,7 +65,7 @@ async def up(
                 raise NotUp(f"the greeting failed: {str(error) or type(error).__name__}") from None
             _show_how(console, port, name)
 
-        await serve(settings, environ, sockets, stop, on_ready=on_ready)
+        await serve(with_models(settings), environ, sockets, stop, on_ready=on_ready)
     finally:
         await engine.stop()
 

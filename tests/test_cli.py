@@ -82,7 +82,11 @@ def test_good_settings_are_told_with_their_formats(run: Run, config: Callable[[d
         }
     )
     file = config(value)
-    assert run("check-config", file) == (0, f"m: format plain\ntools: format plain and hermes\n{file}: ok\n", "")
+    assert run("check-config", file) == (
+        0,
+        f"m: format plain, tools native\ntools: format plain and hermes, tools constrained\n{file}: ok\n",
+        "",
+    )
 
 
 def test_every_problem_is_one_line_with_its_place(run: Run, config: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
@@ -110,13 +114,16 @@ def test_models_that_cannot_be_served_are_all_told(run: Run, config: Callable[[d
         {**first, "name": f"m{at}", "source": str(source), "engines": [{**first["engines"][0], "id": f"e{at}"}]}
         for at, source in enumerate((text, tiny_model(), thinking))
     ]
-    code, _, err = run("check-config", config(value))
+    value["timeouts"] = {"total_s": 0}
+    file = config(value)
+    code, _, err = run("check-config", file)
     lines = err.splitlines()
     assert code == 2
-    assert lines[0].startswith(f"interlock: models[0].source: {text}: ")
-    assert lines[1].startswith("interlock: models[2].format: ")
-    assert len(lines) == 2
-    code, _, err = run("serve", "--config", config(value))
+    assert lines[0].startswith(f"interlock: {file}:6:3: models[0].source: {text}: This is not a GGUF file")
+    assert lines[1].startswith(f"interlock: {file}:17:3: models[2].format: ")
+    assert lines[2] == f"interlock: {file}:24:3: timeouts.total_s: must be greater than 0"
+    assert len(lines) == 3
+    code, _, err = run("serve", "--config", file)
     assert (code, err.splitlines()) == (2, lines)
 
 

@@ -13,7 +13,7 @@ from support.gateway import serving, settings_for
 from support.scripted_engine import ScriptedEngine
 
 from gateway import process
-from gateway.errors import SettingsError
+from gateway.app import with_models
 from gateway.server.listen import PortTaken, bind, port_of, serve_until
 from gateway.settings import ServerSettings
 
@@ -87,22 +87,15 @@ async def test_what_others_reach_is_one_warning_and_shows_no_metrics(server: dic
     assert own.status_code == 200
 
 
-async def test_a_model_that_cannot_be_served_ends_it_before_it_serves() -> None:
-    settings = settings_for("http://127.0.0.1:9", source=__file__)
-    sockets = process.bind_both(settings.server)
-    with sockets[0], sockets[1], pytest.raises(SettingsError, match=r"models\[0\]\.source: "):
-        await process.serve(settings, os.environ, sockets, asyncio.Event())
-
-
 async def test_what_runs_beside_ends_the_gateway_when_it_fails() -> None:
     async def fail(*_: object) -> None:
         raise LookupError("no greeting")
 
     async with ScriptedEngine().running() as engine:
-        settings = settings_for(engine.url)
-        sockets = process.bind_both(settings.server)
+        configured = with_models(settings_for(engine.url))
+        sockets = process.bind_both(configured.settings.server)
         with pytest.raises(LookupError, match="no greeting"):
-            await asyncio.wait_for(process.serve(settings, os.environ, sockets, asyncio.Event(), on_ready=fail), 10)
+            await asyncio.wait_for(process.serve(configured, os.environ, sockets, asyncio.Event(), on_ready=fail), 10)
         bind("127.0.0.1", 0).close()
     assert sockets[0].fileno() == -1
 

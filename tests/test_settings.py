@@ -2,7 +2,7 @@
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from engines.base import Traits
 from gateway.errors import SettingsError
 from gateway.settings import SECTIONS, EngineSettings, ModelSettings, ServerSettings, Settings, load
+from gateway.settings_fit import Speech
 from gateway.settings_tree import MAX_FILE_BYTES
 
 ROOT = Path(__file__).parent.parent
@@ -39,10 +40,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def speakable(_: Speech) -> Iterator[tuple[str, str]]:
+    """Every model can be spoken to."""
+    return iter(())
+
+
 def read(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> Settings:
     file = folder / "f.yaml"
     file.write_bytes(text if isinstance(text, bytes) else dedent(text).encode())
-    return load(file, environ or {}, kinds=KINDS, formats=FORMATS)
+    return load(file, environ or {}, kinds=KINDS, formats=FORMATS, inspect=speakable)
 
 
 def problems(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
@@ -204,6 +210,10 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
         model_with("hold_arguments: false", source="source: nope.gguf"),
         ["f.yaml:3:3: models[0].source: no such file or directory"],
     ),
+    "a source that is a list": (
+        model_with("hold_arguments: false", source="source: [m.gguf]"),
+        ["f.yaml:3:3: models[0].source: must be a path"],
+    ),
     "a source in no one's home": (
         model_with("hold_arguments: false", source="source: ~nobody.here/m.gguf"),
         ["f.yaml:3:3: models[0].source: no such file or directory"],
@@ -310,6 +320,65 @@ def test_every_problem_at_once_in_the_file_s_order(folder: Path) -> None:
         ("f.yaml:11:15", "models[1].aliases[0]: `x` is taken by models[1].name"),
         ("f.yaml:13:5", "models[1].engines: must have at least one item"),
     ]
+
+
+INSPECTED: dict[str, tuple[str, list[Speech]]] = {
+    "defaults": (MODEL, [Speech(Path("m.gguf"), "auto", "native")]),
+    "what is written": (
+        model_with("tools: constrained\n  format: hermes"),
+        [Speech(Path("m.gguf"), "hermes", "constrained")],
+    ),
+    "whatever else is wrong": (
+        model_with("hold_arguments: maybe\n  on_schema_miss: never\n  aliases: [m]\n  bogus: 1").replace("http", "ftp")
+        + "server: {port: x}",
+        [Speech(Path("m.gguf"), "auto", "native")],
+    ),
+    "an engine that does not fit": (engine_with(kind="openai"), [Speech(Path("m.gguf"), "auto", "native")]),
+    "each by itself": (
+        MODEL + "  - {name: n, source: m.gguf, format: hermes, engines: []}\n  - 7\n  - {source: nope.gguf}",
+        [Speech(Path("m.gguf"), "auto", "native"), Speech(Path("m.gguf"), "hermes", "native")],
+    ),
+    "not one whose engine sees to it": (MODEL.replace("source: m.gguf", "format: engine"), []),
+    "not one without a source": (MODEL.replace("source: m.gguf", "tools: native"), []),
+    "not one that is not there": (MODEL.replace("m.gguf", "nope.gguf"), []),
+    "not a format that is unknown": (model_with("format: hermse"), []),
+    "not a format of two": (model_with("format: hermes\n  format: plain"), []),
+    "not a format that is nothing": (model_with("format:"), []),
+    "not a way with tools that is none": (model_with("tools: [native]"), []),
+}
+
+
+@pytest.mark.parametrize("case", INSPECTED)
+def test_inspected(folder: Path, case: str) -> None:
+    text, expected = INSPECTED[case]
+    asked: list[Speech] = []
+
+    def inspect(speech: Speech) -> Iterator[tuple[str, str]]:
+        asked.append(speech._replace(source=speech.source.relative_to(folder)))
+        yield "tools", "too quiet"
+        yield "source", "too old"
+
+    (folder / "f.yaml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load(folder / "f.yaml", {}, kinds=KINDS, formats=FORMATS, inspect=inspect)
+    told = [each.partition(": ")[2] for each in caught.value.problems]
+    assert asked == expected
+    assert {each for each in told if each.endswith(("too quiet", "too old"))} == {
+        f"models[{at}].{said}" for at in range(len(expected)) for said in ("tools: too quiet", "source: too old")
+    }
+
+
+def test_an_inspection_finds_the_source_as_the_settings_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    asked: list[Speech] = []
+
+    def inspect(speech: Speech) -> Iterator[tuple[str, str]]:
+        asked.append(speech)
+        return iter(())
+
+    (folder / "f.yaml").write_text(MODEL.replace("m.gguf", "~/m.gguf"))
+    found = load(folder / "f.yaml", {}, kinds=KINDS, formats=FORMATS, inspect=inspect)
+    assert asked == [found.models[0].speech] == [Speech(folder / "m.gguf", "auto", "native")]
 
 
 def test_no_problem_shows_a_value_that_may_be_a_secret(folder: Path) -> None:
@@ -444,7 +513,7 @@ def test_bounds(folder: Path, text: str, told: str) -> None:
 def test_files_that_cannot_be_read(folder: Path) -> None:
     def told(path: Path) -> str:
         with pytest.raises(SettingsError) as caught:
-            load(path, {}, kinds=KINDS, formats=FORMATS)
+            load(path, {}, kinds=KINDS, formats=FORMATS, inspect=speakable)
         (problem,) = caught.value.problems
         return problem.replace(f"{folder}/", "")
 
@@ -469,7 +538,7 @@ def test_an_engine_without_a_grammar_cannot_be_constrained(folder: Path) -> None
     (folder / "f.yaml").write_text(model_with("tools: constrained"))
     kinds = {"llamacpp": Traits(takes_ids=True, streams_ids=False, takes_stop_ids=False, choices=False)}
     with pytest.raises(SettingsError, match=r"engines\[0\]\.kind: llamacpp cannot enforce tool calls"):
-        load(folder / "f.yaml", {}, kinds=kinds, formats=())
+        load(folder / "f.yaml", {}, kinds=kinds, formats=(), inspect=speakable)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -529,5 +598,5 @@ def test_the_examples_in_the_documentation_load(tmp_path: Path, file: str) -> No
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "Qwen3-4B-Q4_K_M.gguf").touch()
     (tmp_path / "f.yaml").write_text(text)
-    found = load(tmp_path / "f.yaml", {"LLM_EXAMPLE_KEY": "k"}, kinds=KINDS, formats=FORMATS)
+    found = load(tmp_path / "f.yaml", {"LLM_EXAMPLE_KEY": "k"}, kinds=KINDS, formats=FORMATS, inspect=speakable)
     assert found.models[0].name == "qwen3-4b"

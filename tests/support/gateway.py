@@ -18,7 +18,7 @@ from support.gguf_writer import Field, gguf
 from support.scripted_engine import ScriptedEngine
 from support.vocabulary import template_text, tokenizer_fields
 
-from gateway.app import Gateway
+from gateway.app import Gateway, with_models
 from gateway.process import bind_both, serve
 from gateway.server.listen import port_of
 from gateway.settings import Settings
@@ -118,7 +118,7 @@ async def serving(settings: Settings, *, wait: bool = True) -> AsyncIterator[Ser
             await gateway.registry.changed()
         started.set()
 
-    running = asyncio.create_task(serve(settings, os.environ, sockets, stop, on_ready=on_ready))
+    running = asyncio.create_task(serve(with_models(settings), os.environ, sockets, stop, on_ready=on_ready))
     waiting = asyncio.create_task(started.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=20)
     if running.done():
