@@ -29,6 +29,7 @@ class Attempt:
         self._choice = choice
         self._may_retry = may_retry and job.model.rules.on_schema_miss == "retry"
         self._loop = asyncio.get_running_loop()
+        self._first_s: float | None = None
         self._last_token_s: float | None = None
 
     async def run(self) -> bool:
@@ -122,15 +123,15 @@ class Attempt:
             if not chunks:
                 continue
             self._time(sum(chunk.tokens for chunk in chunks), timer)
-            seen = course.take(chunks)
+            if course.take(chunks) and self._first_s is None:
+                self._first_s = self._loop.time()
             if course.schema_missed and self._may_retry and not self._job.ledger.delivered:
-                self._job.ledger.ttft_s = None  # what was thrown away was nobody's first token
                 return False
-            if seen and self._job.ledger.ttft_s is None:
-                self._first_token()
             if body := course.written():
+                self._first_token()
                 await self._write(body, timer)
         course.close()
+        self._first_token()
         return True
 
     def _time(self, tokens: int, timer: StageTimer) -> None:
@@ -146,9 +147,12 @@ class Attempt:
         self._last_token_s = now
 
     def _first_token(self) -> None:
+        """Tells, once a request, when its first token came; only of an attempt that serves, since others gave the client none."""
         ledger, member = self._job.ledger, self._member
-        ledger.ttft_s = self._loop.time() - ledger.received_s
-        self._job.services.bus.emit(FirstToken(ledger.request_id, ledger.attempts, member.id, member.model, ledger.ttft_s))
+        if ledger.ttft_s is None and self._first_s is not None:
+            ledger.ttft_s = self._first_s - ledger.received_s
+            event = FirstToken(ledger.request_id, ledger.attempts, member.id, member.model, ledger.ttft_s)
+            self._job.services.bus.emit(event)
 
     async def _write(self, body: bytes, timer: StageTimer) -> None:
         """Sends; what the client makes us wait is not the engine's time."""

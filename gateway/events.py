@@ -38,7 +38,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first reasoning, content or tool delta was handed to `send` (or, not streamed, was ready)."""
+    """When the first reasoning, content or tool delta was handed to `send` (or was ready: told once a whole answer is)."""
 
     request_id: str
     attempt: int
