@@ -52,7 +52,7 @@ class LlamaCpp:
         if work.model is not None:
             body["model"] = work.model
         if work.constraint is not None:
-            body["grammar"] = self._grammars.grammar(work.constraint)
+            body["grammar"] = self._grammars.grammar(work.constraint, work.request.tools)
         return Call("/completion", encode(body))
 
     def reader(self, work: Work) -> "LlamaCppReader":

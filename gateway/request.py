@@ -74,9 +74,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class JsonAnswer:
-    """The whole answer is one JSON value that satisfies `schema` (any object where it is None)."""
+    """The whole answer is one JSON value that satisfies `schema` (any object where it is None).
+
+    With a `thought_closer` the model is in an open thought: any text up to the closer comes first.
+    """
 
     schema: Mapping[str, Any] | None = None
+    thought_closer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,8 @@ class CallAnswer:
     """The answer is tool calls in a given syntax, each `opener + JSON object + closer`, with the object's two keys as named.
 
     `tools` are the functions allowed. With `or_text` the model may write text that does not begin with the opener instead.
-    `max_calls` is 1 where the client forbade parallel calls.
+    `max_calls` is 1 where the client forbade parallel calls. With a `thought_closer` the model is in an open thought: any text up
+    to the closer comes first.
     """
 
     tools: tuple[ToolSpec, ...]
@@ -95,6 +100,7 @@ class CallAnswer:
     arguments_key: str
     or_text: bool
     max_calls: int | None = None
+    thought_closer: str | None = None
 
 
 Constraint = JsonAnswer | CallAnswer

@@ -87,17 +87,23 @@ def _same_length(low: str, high: str) -> Iterator[str]:
             yield from _same_length(high[0] + "0" * rest, high)
 
 
-def avoiding(marker: str, new_name: Callable[[], str]) -> Mapping[str, str]:
-    """Rules, the first one first, for any text that nowhere holds the marker: one rule for each part of it that was just seen."""
+def avoiding(marker: str, new_name: Callable[[], str], after: str | None = None) -> Mapping[str, str]:
+    """Rules, the first one first, for any text that nowhere holds the marker: one rule for each part of it that was just seen.
+
+    With `after`, the text is followed by the marker and by this body.
+    """
     names = [new_name() for _ in marker]
     others = "".join(dict.fromkeys(marker))
     rules = {}
     for seen, name in enumerate(names):
-        ways = [f'"" | {one_of(others, negated=True)} {names[0]}']
+        ways = ['""'] if after is None else []
+        ways.append(f"{one_of(others, negated=True)} {names[0]}")
         for char in others:
             reached = _overlap(marker, marker[:seen] + char)
             if reached < len(marker):
                 ways.append(f"{one_of(char)} {names[reached]}")
+            elif after is not None:
+                ways.append(f"{one_of(char)} {after}")
         rules[name] = " | ".join(ways)
     return rules
 

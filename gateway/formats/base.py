@@ -73,5 +73,8 @@ class Format(Protocol):
     def call_syntax(self) -> CallSyntax | None:
         """Where calls are JSON in a wrapper; None for other codecs."""
 
+    def open_thought(self, prompt_tail: str) -> str | None:
+        """The text that closes the thought where the template has opened one: the model writes it before its answer."""
+
     def parser(self, options: ParseOptions) -> Parser:
         """A fresh parser for one answer."""

@@ -34,6 +34,11 @@ class CompiledFormat:
         """Where calls are JSON in a wrapper; None for other codecs."""
         return self.program.spec.call_syntax
 
+    def open_thought(self, prompt_tail: str) -> str | None:
+        """The text that closes the thought where the template has opened one: the model writes it before its answer."""
+        thinks = self.program.spec.reasoning
+        return thinks.closer.text if thinks and thinks.start(prompt_tail)[0] == "inside" else None
+
     def parser(self, options: ParseOptions) -> Parser:
         """A fresh parser for one answer."""
         return Machine(self.program, options)

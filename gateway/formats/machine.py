@@ -70,12 +70,11 @@ class Machine:
         self._fresh = False
         if not self._may_think:
             return
-        opener = self._thinks.opener.text
-        opened, closed = prompt_tail.rfind(opener), prompt_tail.rfind(self._thinks.closer.text)
-        self._may_think = opened < 0 and closed < 0
-        if opened > closed:
+        start, said = self._thinks.start(prompt_tail)
+        self._may_think = start == "unopened"
+        if start == "inside":
             self._state = self._thought
-            self._fresh = not prompt_tail[opened + len(opener) :].strip(_SPACE)
+            self._fresh = not said.strip(_SPACE)
 
     def feed(self, text: str) -> list[Delta]:
         """The deltas that this text completes."""

@@ -11,6 +11,7 @@ from gateway.formats.calls import Calls
 from gateway.formats.cursor import Cursor
 from gateway.request import FailureKind
 
+Start = Literal["inside", "after", "unopened"]
 IdPolicy = Literal["random", "native", "nine_alnum"]
 
 
@@ -33,6 +34,13 @@ class Reasoning:
     opener: Marker
     closer: Marker
     trim: str = "\n"
+
+    def start(self, prompt_tail: str) -> tuple[Start, str]:
+        """How the answer begins, and inside the thought what the prompt already says of it."""
+        opened, closed = prompt_tail.rfind(self.opener.text), prompt_tail.rfind(self.closer.text)
+        if opened > closed:
+            return "inside", prompt_tail[opened + len(self.opener.text) :]
+        return ("unopened" if closed < 0 else "after"), ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
@@ -371,11 +372,48 @@ def test_calls(answer: CallAnswer, inside: list[str], outside: list[str]) -> Non
     assert [text for text in outside if grammar.accepts(text)] == []
 
 
-def test_the_tool_whose_schema_cannot_be_held_is_named() -> None:
+BAD = ToolSpec("bad", parameters={"type": "object", "properties": {"a": {"$ref": "x"}}})
+
+
+@pytest.mark.parametrize(
+    ("declared", "param"),
+    [
+        ((), "tools[1].function.parameters"),
+        ((ToolSpec("not allowed"), ToolSpec("fine"), ToolSpec("other"), BAD), "tools[3].function.parameters"),
+    ],
+)
+def test_the_tool_whose_schema_cannot_be_held_is_named_by_its_place(declared: tuple[ToolSpec, ...], param: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        gbnf(calls(tools=(ToolSpec("fine"), ToolSpec("bad", parameters={"type": "object", "properties": {"a": {"$ref": "x"}}}))))
+        gbnf(calls(tools=(ToolSpec("fine"), BAD)), declared=declared)
+    assert caught.value.param == param
+    assert f"'{param}' cannot be enforced: the reference" in caught.value.message
+
+
+def test_what_all_tools_are_too_large_for_is_told_of_the_tools() -> None:
+    with pytest.raises(BadRequest, match="more than 20 rules") as caught:
+        gbnf(calls(or_text=True, opener="0123456789abcdefghij"), Limits(rules=20))
     assert caught.value.param == "tools"
-    assert "in the parameters of 'bad'" in caught.value.message
+
+
+THOUGHTS = ["", "Hm {} <think> </think", "<</thin", "a\n\n", F]
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+@pytest.mark.parametrize(
+    ("answer", "inside", "outside"),
+    [
+        (JsonAnswer({"type": "integer"}), ["1", "\n12", "\n\n3"], ["", "x", " 1", "\n\n\n1", "1</think>", "</think>1"]),
+        (calls(), [F, f"\n\n{F}\n{NOW}"], ["", "text", f"text {F}"]),
+        (calls(or_text=True), ["", "text", F, f"\n\nSee:\n{F}"], ["<call>", F.replace("5", '"x"')]),
+    ],
+)
+def test_an_open_thought_ends_before_the_answer(
+    answer: JsonAnswer | CallAnswer, inside: list[str], outside: list[str], thought: str
+) -> None:
+    grammar = Grammar.read(gbnf(replace(answer, thought_closer="</think>")))
+    assert not grammar.accepts(thought)
+    assert [text for text in inside if not grammar.accepts(f"{thought}</think>{text}")] == []
+    assert [text for text in outside if grammar.accepts(f"{thought}</think>{text}")] == []
 
 
 def test_arguments_that_cannot_be_an_object_are_refused() -> None:

@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,21 @@ from support.llamacpp import EngineUnderTest
 from engines.base import Chunk, EngineInfo, Work
 from engines.llamacpp import LlamaCpp, LlamaCppReader
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused, GatewayError
-from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Sampling, ToolSpec, Usage
+from gateway.formats.base import ParseOptions
+from gateway.formats.compiled import compile_format
+from gateway.formats.families import hermes
+from gateway.request import (
+    CallAnswer,
+    ContentText,
+    GenerateRequest,
+    JsonAnswer,
+    ParseFailure,
+    ReasoningText,
+    Sampling,
+    ToolCallArguments,
+    ToolSpec,
+    Usage,
+)
 from gateway.wire.sse import SseEvent, SseReader
 
 DATA = Path(__file__).parent.parent / "data" / "engines" / "llamacpp"
@@ -400,6 +415,44 @@ def test_real_calls_are_of_the_tools(local_engine: EngineUnderTest) -> None:
     call = json.loads(answer.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
     assert call["name"] in ("get_weather", "get_forecast")
     jsonschema_rs.validator_for(days).validate(call["arguments"])
+
+
+def tokens(engine: EngineUnderTest, words: str) -> tuple[int, ...]:
+    asked_for = json.dumps({"content": words, "parse_special": True}).encode()
+    request = urllib.request.Request(f"{engine.url}/tokenize", asked_for, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        return tuple(json.loads(answer.read())["tokens"])
+
+
+TURN = "<|im_start|>user\nSay {} in JSON.<|im_end|>\n<|im_start|>assistant\n<think>\n"
+THOUGHT = "They want JSON.\n</think>\n\n"
+DAYS = {"type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 14}}, "required": ["days"]}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        JsonAnswer(DAYS),
+        CallAnswer((ToolSpec("f", parameters=DAYS),), "<tool_call>\n", "\n</tool_call>", "\n", "name", "arguments", False, 1),
+    ],
+)
+def test_real_answers_come_after_the_thought_that_the_template_opened(
+    local_engine: EngineUnderTest, constraint: JsonAnswer | CallAnswer
+) -> None:
+    form = compile_format(hermes.FORMAT)
+    prompt = TURN.format("3 days") + THOUGHT + '{"days": 3}<|im_end|>\n' + TURN.format("5 days")
+    held = replace(constraint, thought_closer=form.open_thought(TURN))
+    chunks = asked(local_engine, work(ids=tokens(local_engine, prompt), constraint=held, max_tokens=200))
+    parser = form.parser(ParseOptions(tools=(ToolSpec("f"),), prompt_tail=TURN))
+    deltas = [*parser.feed(text(chunks)), *parser.finish("stop", Usage())]
+    thought = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningText))
+    content = "".join(delta.text for delta in deltas if isinstance(delta, ContentText))
+    arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))
+    assert thought
+    assert not [delta for delta in deltas if isinstance(delta, ParseFailure)]
+    assert (content == "") is isinstance(constraint, CallAnswer)
+    jsonschema_rs.validator_for(DAYS).validate(json.loads(content or arguments))
 
 
 @pytest.mark.engine

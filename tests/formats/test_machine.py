@@ -81,6 +81,29 @@ def test_ids_follow_the_familys_policy() -> None:
     assert all(len(each) == 9 and each.isalnum() for each in ids)
 
 
+@pytest.mark.parametrize(
+    ("tail", "closer"),
+    [
+        ("", None),
+        ("<|im_start|>assistant\n", None),
+        ("<|im_start|>assistant\n<think>\n", "</think>"),
+        ("<|im_start|>assistant\n<think>Let me", "</think>"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None),
+        ("<think>a</think>b<think>", "</think>"),
+        ("</think>\n", None),
+    ],
+)
+def test_a_format_says_what_closes_the_thought_that_a_template_opened(tail: str, closer: str | None) -> None:
+    form = compile_format(hermes.FORMAT)
+    assert form.open_thought(tail) == closer
+    folded = run.fold(run.drain(form.parser(ParseOptions(prompt_tail=tail)), ["a</think>b"], "stop"))
+    assert (folded.reasoning == "a") is (closer is not None)
+
+
+def test_a_format_without_thoughts_has_none_open() -> None:
+    assert compile_format(ARRAY).open_thought("<think>") is None
+
+
 def test_a_format_says_what_the_gateway_asks() -> None:
     form = compile_format(hermes.FORMAT)
     assert form.name == "hermes"
