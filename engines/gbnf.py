@@ -1,7 +1,7 @@
 """A constraint as a grammar in GBNF, the language of llama.cpp.
 
 Invariant: what the grammar admits is one JSON value, or calls that hold one each, and it satisfies every part of the schema that
-a grammar can say. The rest is left to validation of the answer: `pattern`, `format`, bounds of numbers that are not integers,
+a grammar can say. The rest is left to validation of the answer: `pattern`, `format`, the fractions in bounds of numbers,
 `multipleOf`, `uniqueItems`, `contains`, `not`, `if`/`then`/`else`, `propertyNames`, the exclusiveness of `oneOf`, and repetitions
 over `Limits.repeat`. An object that declares properties gets no others: narrower than JSON Schema, but within it.
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-_DIGITS = 19
+_MOST = 10**19 - 1
 _ESCAPES: Mapping[str, str] = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -51,10 +51,36 @@ def integers(low: int | None, high: int | None) -> list[str]:
         return ["integer"]
     if low == 0 and high is None:
         return ["natural"]
-    most = 10**_DIGITS - 1
-    low, high = max(-most, low if low is not None else -most), min(most, high if high is not None else most)
+    low, high = max(-_MOST, low if low is not None else -_MOST), min(_MOST, high if high is not None else _MOST)
     negative = ['"-" ' + body for body in _naturals(max(1, -high), -low)]
     return negative + list(_naturals(max(0, low), high))
+
+
+def decimals(low: int | None, high: int | None) -> list[str]:
+    """Alternatives that are together the numbers from `low` to `high`, written without an exponent; none where there are none.
+
+    A bound of more than 19 digits is none.
+    """
+    low = low if low is not None and low >= -_MOST else None
+    high = high if high is not None and high <= _MOST else None
+    if low is None and high is None:
+        return ["number"]
+    if low == 0 and high is None:
+        return ["natural fraction"]
+    ways: list[str] = []
+    if low is None or low < 0:
+        ways += ['"-" ' + body for body in _sizes(max(0, -high) if high is not None else 0, -low if low is not None else None)]
+    if high is None or high >= 0:
+        ways += _sizes(max(0, low) if low is not None else 0, high)
+    return ways
+
+
+def _sizes(low: int, high: int | None) -> list[str]:
+    """Numbers without a sign: any fraction after a whole part, but none after the highest."""
+    if high is None:
+        return [f"{body} decimals" for body in _naturals(low, _MOST)]
+    ends = [f"{literal(str(high))} zeros"] if low <= high else []
+    return [f"{body} decimals" for body in _naturals(low, high - 1)] + ends
 
 
 def _naturals(low: int, high: int) -> Iterator[str]:

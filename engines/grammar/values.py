@@ -11,7 +11,7 @@ from typing import Any
 
 from engines.grammar.budget import Budget, SchemaError
 from engines.grammar.cases import Cases, Schema, fits, kinds
-from engines.grammar.text import integers, listed, literal, times
+from engines.grammar.text import decimals, integers, listed, literal, times
 
 COLON, COMMA = '":" s', '"," s'
 _SHARED: Mapping[str, str] = {
@@ -23,6 +23,8 @@ _SHARED: Mapping[str, str] = {
     "integer": '"0" | "-"? [1-9] [0-9]{0,18}',
     "fraction": '("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,2})?',
     "number": '"-"? natural fraction',
+    "decimals": '("." [0-9]{1,16})?',
+    "zeros": '("." [0]{1,16})?',
     "boolean": '"true" | "false"',
     "null": '"null"',
 }
@@ -161,12 +163,10 @@ class Values:
                 return [self._array(case)]
             case "string":
                 return [self._string(case)]
-            case "integer":
-                alternatives = integers(*_whole_bounds(case))
-                self._rules.budget.spend(sum(map(len, alternatives)) * _CHAR)
-                return alternatives
-            case "number" if max(case.get("minimum", -1), case.get("exclusiveMinimum", -1)) >= 0:
-                return ["natural fraction"]
+            case "integer" | "number":
+                ways = integers(*_whole_bounds(case)) if kind == "integer" else decimals(*_outer_bounds(case))
+                self._rules.budget.spend(sum(map(len, ways)) * _CHAR)
+                return ways
         return [kind]
 
     def _string(self, case: Schema) -> str:
@@ -240,4 +240,11 @@ def _whole_bounds(case: Schema) -> tuple[int | None, int | None]:
     lows += [math.floor(case["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in case else []
     highs = [math.floor(case["maximum"])] if "maximum" in case else []
     highs += [math.ceil(case["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in case else []
+    return max(lows, default=None), min(highs, default=None)
+
+
+def _outer_bounds(case: Schema) -> tuple[int | None, int | None]:
+    """The closest integers that no number of the case lies beyond."""
+    lows = [math.floor(case[keyword]) for keyword in ("minimum", "exclusiveMinimum") if keyword in case]
+    highs = [math.ceil(case[keyword]) for keyword in ("maximum", "exclusiveMaximum") if keyword in case]
     return max(lows, default=None), min(highs, default=None)

@@ -42,6 +42,12 @@ CASES: list[tuple[Json, list[str], list[str]]] = [
     ({"type": "number"}, ["0", "-0.5", "1e-7", "12.5E+10"], [".5", "1.", "1e", "01", "1e100", "NaN"]),
     ({"type": "number", "minimum": 0}, ["0.5"], ["-0.5"]),
     ({"type": "number", "exclusiveMinimum": 0}, ["0.5"], ["-0.5"]),
+    ({"type": "number", "minimum": 0, "maximum": 1}, ["0", "0.25", "1", "1.0"], ["1.01", "-0.1", "2", "10", "01", "0.", "1e3"]),
+    ({"type": "number", "minimum": -2, "maximum": 10}, ["-2.0", "-1.99", "-0.5", "0", "9.99", "10"], ["-2.1", "10.5", "11"]),
+    ({"type": "number", "minimum": -5, "maximum": -3}, ["-5", "-3", "-3.5"], ["-2.9", "-5.1", "3", "0"]),
+    ({"type": "number", "minimum": 12}, ["12", "12.5", "400"], ["11.9", "-12", "0"]),
+    ({"type": "number", "maximum": 12.5}, ["-1000.5", "0.1", "12.5", "13"], ["13.1", "14"]),
+    ({"type": "number", "minimum": -1e300, "maximum": 1e300}, ["1e5", "-1"], ["x"]),
     ({"type": "integer", "minimum": 0}, ["0", "99"], ["-1"]),
     ({"type": "integer", "minimum": 2, "exclusiveMaximum": 11}, ["2", "9", "10"], ["1", "11", "20", "02"]),
     ({"type": "integer", "exclusiveMinimum": -12.5, "maximum": -3}, ["-12", "-3"], ["-13", "-2", "0", "12"]),
@@ -128,7 +134,7 @@ def test_schema(schema: Json, inside: list[str], outside: list[str]) -> None:
 
 
 # What validation is for: a grammar does not hold these.
-LOOSE = ("pattern", "format", "exclusiveMinimum", "oneOf", "300", "100000", "additionalItems", "patternProperties")
+LOOSE = ("pattern", "format", "exclusiveMinimum", "12.5", "oneOf", "300", "100000", "additionalItems", "patternProperties")
 
 
 @pytest.mark.parametrize("schema", [case[0] for case in CASES if not any(word in json.dumps(case[0]) for word in LOOSE)])
@@ -205,6 +211,14 @@ def test_integer_bounds_are_exact(low: int, size: int, off: int) -> None:
         assert grammar.accepts(str(number)) is (low <= number <= high)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.integers(-200, 200), st.integers(0, 200), st.integers(-4500, 4500).map(lambda number: number / 10))
+def test_bounds_of_numbers_are_exact_where_they_are_whole(low: int, size: int, number: float) -> None:
+    grammar = Grammar.read(gbnf(JsonAnswer({"type": "number", "minimum": low, "maximum": low + size})))
+    for near in (number, float(low), float(low + size), low - 0.1, low + size + 0.1):
+        assert grammar.accepts(f"{near:.1f}") is (low <= near <= low + size)
+
+
 JUNK = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(-3, 3), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=3)
@@ -265,6 +279,8 @@ REFUSED: list[tuple[Json, str]] = [
     ({"$ref": "#"}, "admits no value"),
     ({"properties": {"a": False}, "required": ["a"]}, "admits no value"),
     ({"type": "integer", "minimum": 5, "maximum": 4}, "admits no value"),
+    ({"type": "number", "minimum": 5, "maximum": 4}, "admits no value"),
+    ({"type": "number", "minimum": -4, "maximum": -5}, "admits no value"),
     ({"type": "string", "minLength": 5, "maxLength": 4}, "admits no value"),
     ({"allOf": [{"type": "string"}, {"type": "null"}]}, "admits no value"),
     ({"allOf": [{"enum": [1]}, {"enum": [2]}]}, "admits no value"),

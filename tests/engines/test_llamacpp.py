@@ -375,6 +375,7 @@ NESTED: list[Any] = [
         "additionalProperties": False,
     },
     {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3},
+    {"type": "array", "items": {"type": "number", "minimum": -1, "maximum": 1}, "minItems": 3, "maxItems": 5},
     {
         "allOf": [
             {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}, "required": ["a"]},

@@ -90,10 +90,10 @@ def unread_keywords() -> Json:
     }
 
 
-def same_integers() -> Json:
+def same_numbers() -> Json:
     """Alternatives that cost much to write and come to one in the grammar."""
-    bounds = {"minimum": -(10**18) + 7, "maximum": 10**18 + 3, "type": "integer"}
-    alike = {"$defs": {"n": {"anyOf": [bounds] * 120}}}
+    bounds = {"minimum": -(10**18) + 7, "maximum": 10**18 + 3}
+    alike = {"$defs": {"n": {"anyOf": [{"type": kind, **bounds} for kind in ("integer", "number")] * 60}}}
     return {**alike, "properties": {f"p{i}": {**ref("n"), "title": f"{i}"} for i in range(1000)}}
 
 
@@ -150,7 +150,7 @@ def bad_value() -> Json:
 
 HOSTILE: list[Callable[[], Json]] = [
     *(shared_enums, enums_in_many_contexts, nested_enums, colliding_enums, many_ways, required_lists, merged_properties),
-    *(equal_subtrees, long_types, unread_keywords, same_integers, deep_copies, long_names, long_words, long_reference),
+    *(equal_subtrees, long_types, unread_keywords, same_numbers, deep_copies, long_names, long_words, long_reference),
     *(long_path, any_values, recursive_growth, plain_enum, plain_items, bad_value),
 ]
 
