@@ -73,10 +73,11 @@ class ContextTooLong(ClientError):
     code = "context_length_exceeded"
     reason = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, context_tokens: int, param: str = "messages") -> None:
+    def __init__(self, prompt_tokens: int, context_tokens: int, param: str = "messages", *, at_least: bool = False) -> None:
+        """`at_least`: the prompt was not counted, only found to have no fewer tokens."""
         super().__init__(
             f"This model's maximum context length is {context_tokens} tokens. However, your messages resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            f"{prompt_tokens} tokens{' or more' if at_least else ''}. Please reduce the length of the messages.",
             param=param,
         )
 

@@ -108,7 +108,10 @@ Constraint = JsonAnswer | CallAnswer
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a client asked, in no dialect. `body` holds its own bytes, for engines that template and parse themselves."""
+    """What a client asked, in no dialect. `body` holds its own bytes, for engines that template and parse themselves.
+
+    The names in `template_kwargs` are identifiers of at most 64 characters, none of them the gateway's own.
+    """
 
     model: str
     messages: tuple[Message, ...]
@@ -136,15 +139,14 @@ class GenerateRequest:
 class Prompt:
     """A rendered prompt. `text` and `ids` say the same; `stop_ids` end the turn.
 
-    `tail` is the end of the text from the last turn's header on. `stop_texts` maps each stop id to its text; `notes` are the
-    mappings made on the way ("developer message given as system"), for the log; `constraint` is what the engine must enforce;
-    `max_tokens` is the client's limit, within what the context leaves.
+    `tail` is the end of the text from the last turn's header on. `notes` are the mappings made on the way ("developer message
+    given as system"), for the log: few, and without a client's text; `constraint` is what the engine must enforce; `max_tokens`
+    is the client's limit, within what the context leaves.
     """
 
     text: str
     ids: tuple[int, ...]
     stop_ids: frozenset[int] = frozenset()
-    stop_texts: Mapping[int, str] = field(default_factory=dict)
     tail: str = ""
     constraint: Constraint | None = None
     max_tokens: int | None = None

@@ -39,22 +39,14 @@ _REFUSED: Mapping[str, str] = {
     ),
 }
 
-_RESERVED_KWARGS = frozenset(
+# Names of the gateway's own, of those that render templates and of the sandbox. Special tokens (`bos_token`) end in `_token`.
+RESERVED_KWARGS = frozenset(
     (
-        *("messages", "conversation", "tools", "functions", "documents", "chat_template", "tokenize", "template", "self"),
-        *("add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "tokenizer_kwargs"),
-        *("return_assistant_tokens_mask", "padding", "truncation", "max_length"),
-        *(
-            "bos_token",
-            "eos_token",
-            "unk_token",
-            "pad_token",
-            "sep_token",
-            "cls_token",
-            "mask_token",
-            "additional_special_tokens",
-        ),
+        *("messages", "conversation", "tools", "functions", "documents", "chat_template", "template", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "return_assistant_tokens_mask"),
+        *("padding", "truncation", "max_length", "tokenizer_kwargs", "additional_special_tokens"),
         *("raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace"),
+        *("self", "loop", "caller", "varargs", "kwargs"),
     )
 )
 
@@ -131,7 +123,7 @@ def template_kwargs(param: str, kwargs: Mapping[str, Any], limits: Limits) -> No
     for name, value in kwargs.items():
         if not _KWARG_NAME.fullmatch(name):
             raise invalid(param, f"{shown(name)} is no name for a template argument")
-        if name in _RESERVED_KWARGS:
+        if name in RESERVED_KWARGS or name.endswith("_token"):
             raise BadRequest(f"'{param}.{name}' is not accepted: the gateway sets it.", param=f"{param}.{name}")
         if isinstance(value, (dict, list)):
             raise invalid(f"{param}.{name}", "must be a string, a number, a boolean or null")

@@ -5,7 +5,7 @@ then maps it to what the model's template can show. Invariant: what the template
 with the message's index; broken arguments in the history never fail a request.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,16 +15,7 @@ from gateway.request import Message, ToolCall, ToolSpec
 from gateway.wire import jsonio
 
 RAW_ARGUMENTS = "raw_arguments"
-_TEXT_PARTS: Mapping[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-# Names that belong to the gateway or to the sandbox. Special tokens (`bos_token` and the like) are known by their ending.
-RESERVED = frozenset(
-    {
-        "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
-        "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-        "tokenizer_kwargs", "raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner", "loop", "self",
-        "caller", "varargs", "kwargs", "additional_special_tokens",
-    }
-)  # fmt: skip
+_TEXT_PARTS = frozenset({"text", "refusal"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +54,20 @@ def fit(conversation: Sequence[Turn], can: Capabilities) -> tuple[list[dict[str,
     return [_dict(turn, can, notes) for turn in fitted], tuple(notes)
 
 
-def template_kwargs(given: Mapping[str, Any], read: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The client's template variables. Raises BadRequest for a name that is not its to set; notes those that nothing reads."""
-    for name in given:
-        if name in RESERVED or name.startswith("_") or name.endswith("_token"):
-            raise BadRequest(f"{shown(name)} cannot be set by a request.", param=f"chat_template_kwargs.{shown(name)[1:-1]}")
-    unread = [f"chat_template_kwargs.{shown(name)[1:-1]} is not read by the template" for name in given if name not in read]
-    return dict(given), tuple(unread)
+def sure_texts(messages: Iterable[Message]) -> Iterator[str]:
+    """What templates show in full, but for blanks at its ends: what people wrote and tools returned. From answers they take
+    thoughts away, and from system messages words that they understand."""
+    for message in messages:
+        if message.role in {"user", "tool", "function"}:
+            content = message.content or ""
+            parts = ({"type": "text", "text": content},) if isinstance(content, str) else content
+            texts = (part.get("text") for part in parts if part.get("type") == "text")
+            yield from (text.strip() for text in texts if isinstance(text, str))
+
+
+def unread_kwargs(given: Iterable[str], read: frozenset[str]) -> tuple[str, ...]:
+    """Notes on the client's template variables that nothing reads."""
+    return tuple(f"chat_template_kwargs.{name} is not read by the template" for name in given if name not in read)
 
 
 def tool_dict(tool: ToolSpec) -> dict[str, Any]:
@@ -111,12 +109,11 @@ def _text(index: int, message: Message) -> str | None:
     for number, part in enumerate(message.content):
         place = f"messages[{index}].content[{number}]"
         kind = part.get("type")
-        key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-        if key is None:
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS:
             raise BadRequest(f"This model reads text only, not a part of type {shown(str(kind))}.", param=place)
-        value = part.get(key)
+        value = part.get(kind)
         if not isinstance(value, str):
-            raise BadRequest(f"A part of type {kind} needs {key}, a string.", param=f"{place}.{key}")
+            raise BadRequest(f"A part of type {kind} needs {kind}, a string.", param=f"{place}.{kind}")
         texts.append(value)
     return "\n".join(texts)
 

@@ -1,7 +1,8 @@
 """A request to the prompt of one model: text, ids, stop ids and what the engine must enforce.
 
-Invariant: `prompt` gives a Prompt or raises BadRequest that names the field; the same request gives the same prompt (but for the
-date, where the template asks for it); there is at most one BOS.
+Invariant: `prompt` gives a Prompt or raises a ClientError that names the field; the same request gives the same prompt (but for
+the date, where the template asks for it); there is at most one BOS. What cannot fit is refused before it costs anything, and
+nothing that fits is.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from gateway.errors import BadRequest, ModelFileError, shown
+from gateway.errors import BadRequest, ContextTooLong, ModelFileError, shown
 from gateway.formats.base import CallSyntax
 from gateway.prompt.constrain import broken_calls, call_answer, restate
-from gateway.prompt.normalize import Turn, fit, template_kwargs, tool_dict, turns
+from gateway.prompt.normalize import Turn, fit, sure_texts, tool_dict, turns, unread_kwargs
 from gateway.prompt.probe import Capabilities, probe
 from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.template import ChatTemplate
@@ -20,6 +21,7 @@ from gateway.prompt.tokenizer import Tokenizer
 from gateway.request import Constraint, GenerateRequest, Prompt, ToolSpec
 
 ToolMode = Literal["native", "constrained"]
+MAX_NOTES = 32  # of one prompt: a long history may give one for each message
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,6 @@ class Prompter:
         self._voice = _voice(files, DEFAULT, clock)
         native_tools = tools == "native" and TOOL_USE in files.templates
         self._tool_voice = _voice(files, TOOL_USE, clock) if native_tools else self._voice
-        self._stop_texts = {token_id: files.tokenizer.text_of(token_id) for token_id in sorted(files.stop_ids)}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -65,26 +66,35 @@ class Prompter:
         """The model's context length, None where its files do not say. The engine's own may be smaller."""
         return self._files.context_tokens
 
-    def prompt(self, request: GenerateRequest) -> Prompt:
-        """Raises BadRequest with the field. With `tool_choice: none` the tools are not shown to the model."""
+    def least_tokens(self, request: GenerateRequest) -> int:
+        """How many tokens the prompt has at the least, told without a render: what messages of users and tools alone take."""
+        return self.tokenizer.least_tokens(sure_texts(request.messages))
+
+    def prompt(self, request: GenerateRequest, context_tokens: int | None = None) -> Prompt:
+        """Raises BadRequest with the field, and ContextTooLong where it cannot fit into `context_tokens`, told from its length
+        alone: one that may fit is made and counted. With `tool_choice: none` the tools are not shown to the model."""
+        if context_tokens is not None:
+            _refuse_over(context_tokens, self.least_tokens(request))
         offered = _offered(request)
         voice = self._tool_voice if offered else self._voice
         constraint = self._constraint(request, offered, voice.can)
         said = turns(request.messages)
         conversation, tools = self._stated(said, offered)
         messages, notes = fit(conversation, voice.can)
-        switches, unread = template_kwargs(request.template_kwargs, voice.template.variables)
         text = voice.template.render(
             {
+                **request.template_kwargs,
                 **self._files.specials,
-                **switches,
                 "messages": messages,
                 "tools": tools,
                 "documents": None,
                 "add_generation_prompt": True,
             }
         )
-        broken = broken_calls(said) if self._mode == "constrained" else []
+        if context_tokens is not None:
+            _refuse_over(context_tokens, self.tokenizer.least_tokens((text,)))
+        broken = broken_calls(said) if self._mode == "constrained" else ()
+        unread = unread_kwargs(request.template_kwargs, voice.template.variables)
         return self._finished(text, voice.can.opening, constraint, (*broken, *notes, *unread))
 
     def _stated(self, conversation: list[Turn], offered: tuple[ToolSpec, ...]) -> tuple[list[Turn], list[dict[str, Any]] | None]:
@@ -124,15 +134,14 @@ class Prompter:
             text = bos + text
         lost = tokenizer.lost(text)
         if lost:
-            notes = (*notes, f"{len(lost)} bytes of the prompt have no token in the model's vocabulary and are left out")
+            notes = (f"{len(lost)} bytes of the prompt have no token in the model's vocabulary and are left out", *notes)
         begin = text.rfind(opening) if opening else -1
         return Prompt(
             text=text,
             ids=tokenizer.encode(text),
             stop_ids=self._files.stop_ids,
-            stop_texts=self._stop_texts,
             constraint=constraint,
-            notes=notes,
+            notes=notes if len(notes) <= MAX_NOTES else (*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more"),
             tail=text[begin:] if begin >= 0 else "",
         )
 
@@ -140,6 +149,12 @@ class Prompter:
 def _voice(files: ModelFiles, name: str, clock: Callable[[], datetime]) -> _Voice:
     template = ChatTemplate(files.templates[name], clock)
     return _Voice(template, probe(template, files.specials))
+
+
+def _refuse_over(context_tokens: int, least_tokens: int) -> None:
+    """An answer needs one token of the context at the least."""
+    if least_tokens >= context_tokens:
+        raise ContextTooLong(least_tokens, context_tokens, at_least=True)
 
 
 def _offered(request: GenerateRequest) -> tuple[ToolSpec, ...]:

@@ -1,16 +1,19 @@
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.llamacpp import smollm2_file
 from support.vocabulary import SYNTAX, fixed_clock, model_files, template_text
 
-from gateway.errors import BadRequest, ModelFileError
+from gateway.errors import BadRequest, ContextTooLong, ModelFileError
 from gateway.prompt.constrain import statement
 from gateway.prompt.prompter import Prompter, ToolMode
 from gateway.prompt.source import ModelFiles, read_model
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Message, ToolCall, ToolChoice, ToolSpec
 
+REAL = Path(__file__).parents[3] / "shared" / "templates"
 USER = Message("user", "hi")
 TOOL = ToolSpec("f", "does f", {"type": "object"})
 
@@ -38,7 +41,6 @@ def test_text_and_ids_say_the_same() -> None:
     assert prompt.ids == FULL.tokenizer.encode(prompt.text)
     assert prompt.ids[0] == FULL.special_ids["<|im_start|>"]
     assert prompt.stop_ids == {0, 2}
-    assert prompt.stop_texts == {0: "<|endoftext|>", 2: "<|im_end|>"}
     assert prompt.tail == "<|im_start|>assistant\n"
     assert (prompt.constraint, prompt.notes) == (None, ())
     assert FULL.context_tokens == 256
@@ -127,7 +129,6 @@ def test_the_prompt_of_a_turn_is_a_prefix_of_the_next_turn_s() -> None:
         ({"tool_choice": ToolChoice("named", ("f",))}, "tool_choice", "there are no tools"),
         ({"tools": (TOOL,), "tool_choice": ToolChoice("named", ("g",))}, "tool_choice", "'g', which is not among"),
         ({"tools": (TOOL,), "answer": JsonAnswer()}, "response_format", "together with tools"),
-        ({"template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "cannot be set"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], param: str, says: str) -> None:
@@ -168,6 +169,91 @@ def test_notes_name_what_was_mapped_or_lost() -> None:
     assert lossy.notes == ("1 bytes of the prompt have no token in the model's vocabulary and are left out",)
 
 
+def test_many_notes_are_counted() -> None:
+    prompt = prompter("echo").prompt(request(*[Message("developer", "d")] * 100, USER))
+    assert len(prompt.notes) == 33
+    assert prompt.notes[31:] == ("messages[31]: developer message given as system", "and 68 more")
+
+
+def test_no_template_variable_takes_the_place_of_the_gateway_s() -> None:
+    """Dialects refuse these names; here they change nothing."""
+    speaker = prompter("strict", add_bos_token=True)
+    hostile = {
+        "messages": "x",
+        "tools": "x",
+        "documents": "x",
+        "add_generation_prompt": False,
+        "bos_token": "x",
+        "eos_token": "x",
+    }
+    assert speaker.prompt(request(template_kwargs=hostile)).text == speaker.prompt(request()).text
+
+
+@pytest.mark.parametrize("speaker", [FULL, ECHO])
+@pytest.mark.parametrize("size", [4_000_000, 30_000_000])
+@pytest.mark.parametrize("unit", ["Lorem ipsum dolor ", "漢字仮名交じり文"])
+def test_what_cannot_fit_is_refused_at_once(speaker: Prompter, size: int, unit: str) -> None:
+    asked = request(USER, Message("assistant", "a"), Message("user", unit * (size // len(unit.encode()))))
+    began = time.perf_counter()
+    with pytest.raises(ContextTooLong) as caught:
+        speaker.prompt(asked, 8192)
+    assert time.perf_counter() - began < 0.5, "a render and a tokenisation take seconds"
+    least = speaker.least_tokens(asked)
+    assert f"maximum context length is 8192 tokens. However, your messages resulted in {least} tokens or more." in str(
+        caught.value
+    )
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+
+
+LONG = "x" * 4000
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (Message("system", LONG), USER),
+        (USER, Message("assistant", LONG)),
+        (USER, Message("assistant", None, tool_calls=(ToolCall("c1", "f", f'{{"a": "{LONG}"}}'),))),
+    ],
+)
+def test_what_the_template_wrote_is_bounded_before_it_is_counted(said: tuple[Message, ...]) -> None:
+    asked = request(*said)
+    assert FULL.least_tokens(asked) <= 1
+    with pytest.raises(ContextTooLong, match="tokens or more"):
+        FULL.prompt(asked, 256)
+    assert len(FULL.prompt(asked).ids) > 4000
+
+
+def test_what_may_fit_is_rendered() -> None:
+    asked = request(Message("user", "x" * 1000))  # the longest token has 13 characters
+    assert FULL.least_tokens(asked) == 77
+    assert len(FULL.prompt(asked, 100).ids) > 100, "to be counted by the caller"
+    for context in (77, 1):
+        with pytest.raises(ContextTooLong):
+            FULL.prompt(asked, context)
+
+
+TRICKY = '</think> /think <think>x</think> <|channel>y<channel|> [TOOL] {{ m }} {"a": 1} é \u3000'
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real templates are not in this checkout")
+@pytest.mark.parametrize("template", sorted(REAL.glob("*.jinja")), ids=lambda path: path.stem)
+def test_real_templates_show_what_is_counted_as_sure(template: Path) -> None:
+    files = replace(model_files("full"), templates={"default": template.read_text()})
+    speaker = Prompter(files, tools="native", syntax=SYNTAX, clock=fixed_clock)
+    call = Message("assistant", None, tool_calls=(ToolCall("callprobe", "f", "{}"),))
+    loop = (Message("user", TRICKY), call, Message("tool", TRICKY, tool_call_id="callprobe"), Message("assistant", "a"))
+    plain = (Message("user", TRICKY), Message("assistant", "a"))
+    history = loop if speaker.capabilities.tool_calls == speaker.capabilities.tool_results == "yes" else plain
+    tool = ToolSpec("f", "does f", {"type": "object", "properties": {}, "required": []})
+    tools = (tool,) if speaker.capabilities.tools == "yes" else ()
+    asked = request(*history, *history, Message("user", "b"), tools=tools)
+    text = speaker.prompt(asked).text
+    sure = TRICKY.strip()
+    assert text.count(sure) + text.count(sure.replace('"', '\\"')) == 2 * sum(m.content == TRICKY for m in history)
+    assert speaker.least_tokens(asked) <= speaker.tokenizer.least_tokens([text])
+
+
 def with_tool_template(files: ModelFiles) -> ModelFiles:
     return replace(files, templates={"default": template_text("echo"), "tool_use": template_text("full")})
 
@@ -187,5 +273,5 @@ def test_smollm2_as_its_template_says() -> None:
     prompt = speaker.prompt(request(Message("system", "Be brief."), Message("user", "Tell")))
     assert prompt.text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nTell<|im_end|>\n<|im_start|>assistant\n")
     assert prompt.ids[-5:] == (198, 1, 520, 9531, 198)
-    assert prompt.stop_texts == {2: "<|im_end|>"}
+    assert prompt.stop_ids == {2}
     assert speaker.capabilities.tools == "no"

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from support.vocabulary import fixed_clock
 
+from gateway.dialects.checks import RESERVED_KWARGS
 from gateway.errors import BadRequest, ModelFileError
 from gateway.prompt.budget import Limits
 from gateway.prompt.template import MAX_TEMPLATE_CHARS, ChatTemplate
@@ -52,6 +53,11 @@ def refusal(source: str, limits: Limits | None = None, **variables: Any) -> str:
 )  # fmt: skip
 def test_renders_as_models_were_trained(source: str, text: str) -> None:
     assert render(source, m={"é": "<'&>", "n": None, "l": [1, 2.5, True]}) == text
+
+
+def test_every_name_of_the_sandbox_is_refused_to_clients() -> None:
+    names = {*ChatTemplate("", fixed_clock)._template.globals, "self", "loop", "caller", "varargs", "kwargs"}
+    assert names <= RESERVED_KWARGS
 
 
 @pytest.mark.parametrize(

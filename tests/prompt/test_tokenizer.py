@@ -1,3 +1,5 @@
+import sys
+import unicodedata
 from typing import Any
 
 import pytest
@@ -13,6 +15,11 @@ from gateway.prompt.pretokenize import TABLE, pre_tokenizer
 
 def build(pre: str = "gpt-2", **changes: Any) -> ours.Tokenizer:
     return ours.from_gguf(metadata(tokenizer_fields(pre, **changes)))  # type: ignore[arg-type]
+
+
+def holed(missing: str) -> ours.Tokenizer:
+    tokens = [token for token in tokenizer_fields()["tokenizer.ggml.tokens"] if token != missing]  # type: ignore[union-attr]
+    return build(tokens=tokens, token_type=[3] * 5 + [4] * 4 + [1] * (len(tokens) - 9))
 
 
 SMALL = build()
@@ -76,11 +83,10 @@ def test_an_id_beyond_the_vocabulary_has_no_text(token_id: int) -> None:
 
 
 def test_a_byte_without_a_token_is_named_and_does_not_join_its_neighbours() -> None:
-    tokens = [token for token in tokenizer_fields()["tokenizer.ggml.tokens"] if token != byte_alphabet()[4]]  # type: ignore[union-attr]
-    holed = build(tokens=tokens, token_type=[3] * 5 + [4] * 4 + [1] * (len(tokens) - 9))
-    assert holed.lost("-\x04-\x04") == b"\x04\x04"
-    assert holed.lost("--") == b""
-    assert [holed.text_of(token_id) for token_id in holed.encode("-\x04- --")] == ["-", "-", " ", "--"]
+    lossy = holed(byte_alphabet()[4])
+    assert lossy.lost("-\x04-\x04") == b"\x04\x04"
+    assert lossy.lost("--") == b""
+    assert [lossy.text_of(token_id) for token_id in lossy.encode("-\x04- --")] == ["-", "-", " ", "--"]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +182,94 @@ def test_a_tokenizer_json_that_is_byte_level() -> None:
     read = ours.from_json(backend.to_str().encode())
     assert read.encode("é<é>") == (0xC3, 0xA9, 256)
     assert spoken(read, read.encode("é<é> ok")) == "é<é> ok"
+
+
+def byte_level(added: tuple[AddedToken, ...] = (), **parts: Any) -> ours.Tokenizer:
+    merges = [("=", "="), ("==", "=="), ("Ã", "©"), ("Ã©", "Ã©")]
+    tokens = [*byte_alphabet(), *(left + right for left, right in merges)]
+    backend = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([*added])
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return ours.from_json(backend.to_str().encode())
+
+
+def unigram(**parts: Any) -> ours.Tokenizer:
+    pieces = [("<unk>", 0.0), ("a", -1.0), ("=", -1.0), ("▁", -1.0), ("▁Z", -1.0), ("==", -0.5)]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return ours.from_json(backend.to_str().encode())
+
+
+SWALLOWING = (AddedToken("<x>", lstrip=True, rstrip=True, normalized=False),)
+WORDPIECE = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##a": 2}, unk_token="[UNK]"))
+BOUNDED = {
+    "gguf": SMALL,
+    "gguf without =": holed("="),
+    "bytes": byte_level(),
+    "nfc": byte_level(normalizer=normalizers.NFC()),
+    "lower case": byte_level(normalizer=normalizers.Lowercase()),
+    "dropping": byte_level(normalizer=normalizers.Replace("=", "")),
+    "swallowing": byte_level(added=SWALLOWING),
+    "sentencepiece": ours.from_json(sentencepiece().to_str().encode()),
+    "unigram": unigram(),
+    "wordpiece": ours.from_json(WORDPIECE.to_str().encode()),
+}
+hard = st.sampled_from(
+    ["=", "====", "a", "A", "Z", "zz", "é", "e\u0301", "\u212a", "\u1100\u1161\u11a8", "🦙", " ", "\u3000", "<x>"]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(hard, st.integers(1, 30)), max_size=6), st.integers(0, 6))
+def test_no_prompt_has_fewer_tokens_than_the_bound(runs: list[tuple[str, int]], at: int) -> None:
+    pieces = [text * count for text, count in runs]
+    texts = ["".join(pieces[:at]), "".join(pieces[at:])]
+    for name, tokenizer in BOUNDED.items():
+        assert tokenizer.least_tokens(texts) <= len(tokenizer.encode("".join(texts))), name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "least"),
+    [
+        ("gguf", "a" * 1300, 100),  # <|endoftext|> is the longest, of 13 characters
+        ("gguf", "é" * 650 + "\n " * 99, 100),
+        ("gguf without =", "=" * 1300, 0),
+        ("bytes", "=" * 400, 100),
+        ("bytes", "=" * 401, 101),
+        ("bytes", "é" * 400, 200),
+        ("nfc", "=" * 400, 100),
+        ("nfc", "é" * 400, 0),
+        ("lower case", "a" * 400, 100),
+        ("lower case", "A" * 400, 0),
+        ("dropping", "=" * 400, 0),
+        ("swallowing", "<x>" * 400, 300),
+        ("swallowing", "\u3000" * 400, 0),
+        ("sentencepiece", "ab" * 400, 134),  # <0x00> counts as six, and only what has a token of its own is counted
+        ("sentencepiece", "c" * 400, 0),
+        ("unigram", "a=" * 400, 160),
+        ("unigram", "Z" * 400, 0),
+        ("wordpiece", "a" * 400, 0),
+    ],
+)
+def test_the_bound_counts_what_surely_needs_a_token(name: str, text: str, least: int) -> None:
+    assert BOUNDED[name].least_tokens([text]) == least
+    assert BOUNDED[name].least_tokens([text[:7], text[7:]]) == least
+
+
+def test_no_character_is_composed_of_more_than_its_bytes_of_visible_ascii() -> None:
+    """What the bound rests on where a vocabulary normalises: a composed character has at least a byte for each visible one."""
+    for form in ("NFC", "NFKC"):
+        for code in (code for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000):
+            composed = chr(code)
+            parts = unicodedata.normalize("NFD", composed)
+            if len(parts) > 1 and unicodedata.normalize(form, parts) == composed:
+                assert len(composed.encode()) >= sum("!" <= part <= "~" for part in parts)
 
 
 def test_an_id_beyond_any_real_vocabulary_is_refused() -> None:
