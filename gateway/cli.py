@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -24,7 +25,21 @@ from gateway.settings import ServerSettings
 from gateway.up import NotUp
 from gateway.up import up as bring_up
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__.partition("\n")[0])
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("interlock"))
+        raise typer.Exit
+
+
+@app.callback()
+def interlock(
+    _: Annotated[bool, typer.Option("--version", help="Say the version and end.", is_eager=True, callback=_version)] = False,
+) -> None:
+    """Interlock: a gateway for agents on open models."""
+
 
 Config = Annotated[Path, typer.Option("--config", help="The settings file (YAML).", show_default=False)]
 
@@ -49,7 +64,9 @@ def check_config(file: Annotated[Path, typer.Argument(help="The settings file (Y
     """Check a settings file and the model files that it names, and say everything that is wrong with them."""
     configured = configure(file, os.environ)
     for settings, model in zip(configured.settings.models, configured.models, strict=True):
-        typer.echo(f"{model.name}: format {' and '.join(model.format_names())}, tools {settings.tools}")
+        own, *with_tools = model.format_names()
+        formats = f"{own} ({with_tools[0]} with tools)" if with_tools else own
+        typer.echo(f"{model.name}: format {formats}, tools {settings.tools}")
     typer.echo(f"{file}: ok")
 
 

@@ -82,7 +82,7 @@ async def serve(
         _spare_the_collector()
         places = [(main, gateway.main), (admin, gateway.admin)]
         tasks = [asyncio.create_task(serve_until(stop, places, drain_s=server.drain_s))]
-        draining = asyncio.create_task(_mark_draining(stop, gateway))
+        draining = asyncio.create_task(_mark_draining(stop, gateway, server.drain_s))
         if on_ready is not None:
             tasks.append(asyncio.create_task(unless_stopped(on_ready(gateway, port_of(main)), stop)))
         try:
@@ -114,15 +114,16 @@ async def unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event)
         await asyncio.wait([working])  # what it must clean up is done before anyone goes on
 
 
-async def _mark_draining(stop: asyncio.Event, gateway: Gateway) -> None:
+async def _mark_draining(stop: asyncio.Event, gateway: Gateway, drain_s: float) -> None:
     await stop.wait()
     gateway.condition.draining = True
+    _log.info("going down: running answers are finished first; a second signal cuts them", drain_s=drain_s)
 
 
 def _announce(server: ServerSettings, port: int, admin_port: int) -> None:
-    _log.info("serving", host=server.host, port=port, admin_host=server.admin_host, admin_port=admin_port)
     if server.admin_port is None and admin_port != DEFAULT_ADMIN_PORT:
-        _log.info("admin port taken from the free ones", wanted=DEFAULT_ADMIN_PORT, admin_port=admin_port)
-    open_to = [name for name in ("host", "admin_host") if not is_loopback(getattr(server, name))]
+        _log.info(f"port {DEFAULT_ADMIN_PORT} is taken: a free one is the admin port", admin_port=admin_port)
+    _log.info("serving", host=server.host, port=port, admin_host=server.admin_host, admin_port=admin_port)
+    open_to = [f"server.{name}" for name in ("host", "admin_host") if not is_loopback(getattr(server, name))]
     if open_to:
         _log.warning("reachable beyond this machine without keys: this version checks none", settings=open_to)

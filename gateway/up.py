@@ -65,9 +65,18 @@ async def up(
                 raise NotUp(f"the greeting failed: {str(error) or type(error).__name__}") from None
             _show_how(console, port, name)
 
-        await serve(with_models(settings), environ, sockets, stop, on_ready=on_ready)
+        telling = asyncio.create_task(_tell_the_end(stop, console))
+        try:
+            await serve(with_models(settings), environ, sockets, stop, on_ready=on_ready)
+        finally:
+            telling.cancel()
     finally:
         await engine.stop()
+
+
+async def _tell_the_end(stop: asyncio.Event, console: Console) -> None:
+    await stop.wait()
+    console.print("\nFinishing the answers that run; Ctrl-C again cuts them.", highlight=False)
 
 
 class _Teller:
@@ -87,7 +96,7 @@ class _Teller:
         lines = {
             "starting": "Starting the engine.",
             "ready": f"The engine is ready after {state.elapsed_s:.1f} s.",
-            "down": f"The engine died and is started again. It said last: {state.message}",
+            "down": f"The engine died and is started again ({state.message}).",
             "stopped": "The engine has ended.",
         }
         self._console.print(lines[state.phase], markup=False, highlight=False)
@@ -155,16 +164,17 @@ def _show_how(console: Console, port: int, name: str) -> None:
         f"""Serving {name} at {url}. Your own client, from a shell:
 
   curl -N {url}/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    -d '{{"model": "{name}", "stream": true, "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
 or from Python, with the openai package:
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}", api_key="any")
-  answer = client.chat.completions.create(model="{name}", messages=[{{"role": "user", "content": "Hello"}}])
+  messages = [{{"role": "user", "content": "Hello"}}]
+  answer = client.chat.completions.create(model="{name}", messages=messages, max_tokens=64)
   print(answer.choices[0].message.content)
 
-Ctrl-C ends it.""",
+Metrics: http://127.0.0.1:{port}/metrics. Ctrl-C ends it.""",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -84,7 +84,7 @@ def test_good_settings_are_told_with_their_formats(run: Run, config: Callable[[d
     file = config(value)
     assert run("check-config", file) == (
         0,
-        f"m: format plain, tools native\ntools: format plain and hermes, tools constrained\n{file}: ok\n",
+        f"m: format plain, tools native\ntools: format plain (hermes with tools), tools constrained\n{file}: ok\n",
         "",
     )
 

@@ -46,7 +46,9 @@ async def test_what_it_prints_works(tmp_path: Path) -> None:
     assert re.search(r"The engine is ready after \d+\.\d s\.", shown)
     assert module.GREETING in shown
     assert re.search(r"\d+ tokens, first after \d+\.\d\d s \(TTFT\), then \d+\.\d tokens per second\.", shown)
-    assert running.output.read_text().endswith("The engine has ended.\n\nEnded: the gateway and its engine.\n")
+    said = running.output.read_text()
+    assert "Finishing the answers that run; Ctrl-C again cuts them." in said
+    assert said.endswith("The engine has ended.\n\nEnded: the gateway and its engine.\n")
 
 
 async def run_the_curl_line(shown: str) -> None:
@@ -61,7 +63,7 @@ async def run_the_curl_line(shown: str) -> None:
 
 
 def run_the_python_lines(shown: str) -> None:
-    lines = shown[shown.index("  from openai") : shown.index("Ctrl-C ends it")]
+    lines = shown[shown.index("  from openai") : shown.index("Metrics:")]
     program = "\n".join(line.removeprefix("  ") for line in lines.splitlines())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -215,7 +217,7 @@ async def test_it_can_be_stopped_while_the_engine_starts_and_while_it_greets(fak
         await running.shown(module.GREETING)
         running.stop.set()
         await asyncio.wait_for(running.task, 10)
-    assert "Ctrl-C" not in running.text.getvalue()
+    assert "Ctrl-C ends it" not in running.text.getvalue()
 
 
 async def test_an_engine_that_dies_is_told_and_started_again(fake: pytest.MonkeyPatch) -> None:
@@ -224,7 +226,7 @@ async def test_an_engine_that_dies_is_told_and_started_again(fake: pytest.Monkey
         await running.shown("Ctrl-C ends it")
         (engine,) = set(children(os.getpid())) - before
         os.kill(engine, signal.SIGKILL)
-        await running.shown("The engine died and is started again.")
+        await running.shown("The engine died and is started again (")
         async with asyncio.timeout(20):
             while running.text.getvalue().count("The engine is ready") < 2:
                 await asyncio.sleep(0.05)
