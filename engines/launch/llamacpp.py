@@ -12,11 +12,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 PARENT_CHECK_S = 0.5
+LOG_S = 0.5  # llama.cpp logs from a thread of its own, after its failure is known: our line shall be the last
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +69,7 @@ def _server(options: argparse.Namespace) -> Any:
     try:
         return xllamacpp.Server(_params(xllamacpp.CommonParams(), options))
     except RuntimeError as error:
+        time.sleep(LOG_S)
         raise RuntimeError(f"llama.cpp cannot serve {options.model} on port {options.port}: {error}") from error
 
 
