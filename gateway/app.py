@@ -1,6 +1,7 @@
 """The composition root: settings in, a wired gateway out. The only module that knows every part."""
 
 import asyncio
+import itertools
 import os
 import time
 import uuid
@@ -124,9 +125,9 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     settings, models = configured.settings, configured.models
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()
-    metrics = Metrics(_served(settings, models), [dialect.name])
+    metrics = Metrics(_served(settings, models), [dialect.name], registry.running)
     logs = [AccessLog(access, time.time)] if access is not None else []
-    bus = Bus([registry.apply, metrics, *logs])
+    bus = Bus([registry.running.apply, metrics, *logs])
     condition = Condition()
     async with Upstream() as upstream:
         services = Services(
@@ -141,8 +142,15 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         admission = Admission(registry, queue_requests=limits.queue_requests, queue_wait_s=limits.queue_wait_s)
         options = ServeOptions(_limits(limits), settings.server.max_body_bytes, settings.server.headers_grace_s)
         names = by_name(models)
-        chat = Completions(dialect, names, services=services, admission=admission, options=options, unix_time=time.time)
-
+        chat = Completions(
+            dialect,
+            names,
+            services=services,
+            admission=admission,
+            options=options,
+            unix_time=time.time,
+            new_id=request_ids(),
+        )
         public = operations(registry, models, condition, metrics.expose if is_loopback(settings.server.host) else None)
 
         def listing(wanted: tuple[Model, ...]) -> bytes:
@@ -186,6 +194,12 @@ def tools_for(model: Path) -> ToolMode:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def request_ids() -> Callable[[], str]:
+    """Ids that no other process makes and that this one makes once: a random half and a count. They are no secret."""
+    prefix, numbers = uuid.uuid4().hex[:16], itertools.count(1)
+    return lambda: f"{prefix}{next(numbers):016x}"
 
 
 def _members(settings: Settings, environ: Mapping[str, str]) -> list[Member]:

@@ -5,6 +5,7 @@ client left; by the request's `Finished` when it served. The engine's connection
 """
 
 import asyncio
+from dataclasses import replace
 
 from engines.base import Chunk, Reader, Work
 from gateway.course import course_of
@@ -88,12 +89,16 @@ class Attempt:
         model = self._member.engine_model
         if prompt is None or job.model.rendered is None:
             return Work(request=job.request, model=model)
+        form = job.model.rendered.format_for(bool(job.request.offered))
+        constraint = prompt.constraint
+        if constraint is not None and (closer := form.open_thought(prompt.tail)) is not None:
+            constraint = replace(constraint, thought_closer=closer)
         return Work(
             request=job.request,
             ids=prompt.ids,
             stop_ids=prompt.stop_ids,
-            visible=job.model.rendered.format_for(bool(job.request.offered)).visible,
-            constraint=prompt.constraint,
+            visible=form.visible,
+            constraint=constraint,
             max_tokens=prompt.max_tokens,
             model=model,
             choice=self._choice,

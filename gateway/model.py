@@ -1,6 +1,6 @@
 """One served model, wired: how its prompt is made, how its answers are read, and what the operator wants done with bad ones."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gateway.answer import AnswerRules
@@ -51,12 +51,11 @@ def by_name(models: tuple[Model, ...]) -> Mapping[str, Model]:
     return {name: model for model in models for name in (model.name, *model.aliases)}
 
 
-def fitted(prompt: Prompt, max_tokens: int | None, contexts: Iterable[int | None]) -> Prompt:
-    """The prompt, with `max_tokens` within what the smallest known context leaves. Raises ContextTooLong: it leaves nothing."""
-    known = [context for context in contexts if context is not None]
-    if not known:
+def fitted(prompt: Prompt, max_tokens: int | None, context_tokens: int | None) -> Prompt:
+    """The prompt, with `max_tokens` within what the context leaves. Raises ContextTooLong: it leaves nothing."""
+    if context_tokens is None:
         return replace(prompt, max_tokens=max_tokens)
-    room = min(known) - len(prompt.ids)
+    room = context_tokens - len(prompt.ids)
     if room <= 0:
-        raise ContextTooLong(len(prompt.ids), min(known))
+        raise ContextTooLong(len(prompt.ids), context_tokens)
     return replace(prompt, max_tokens=room if max_tokens is None else min(room, max_tokens))

@@ -22,6 +22,7 @@ from yarl import URL
 from engines.base import Call
 from gateway.admission import Admission
 from gateway.answer import AnswerRules
+from gateway.app import request_ids
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.errors import EngineBroke, EngineUnreachable
@@ -167,7 +168,7 @@ def served(upstream: FakeUpstream, events: list[Event], on_schema_miss: str) -> 
     services = Services(
         registry=registry,
         upstream=cast(Upstream, upstream),
-        bus=Bus([registry.apply, events.append]),
+        bus=Bus([registry.running.apply, events.append]),
         limits=SHORT,
         watchdog=Watchdog(),
         new_call_id=lambda: "call_1",
@@ -179,6 +180,7 @@ def served(upstream: FakeUpstream, events: list[Event], on_schema_miss: str) -> 
         admission=Admission(registry, queue_requests=2, queue_wait_s=0.02),
         options=ServeOptions(Limits(), 1 << 20, 0.01),
         unix_time=lambda: 0.0,
+        new_id=request_ids(),
     )
 
 

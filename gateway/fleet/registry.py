@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from yarl import URL
 
 from engines.base import Engine, EngineInfo
-from gateway.events import Event
 from gateway.routing.inflight import InFlight
 from gateway.routing.view import EngineView, FleetView
 
@@ -39,18 +38,14 @@ class Member:
 
 
 class Registry:
-    """All engines, by id."""
+    """All engines, by id. `running` is an observer of the bus: attempts are counted by what they say of themselves."""
 
     def __init__(self, members: Iterable[Member]) -> None:
         self.members: Mapping[str, Member] = {member.id: member for member in members}
         self._ready = dict.fromkeys(self.members, False)
         self._info = dict.fromkeys(self.members, EngineInfo())
-        self._running = InFlight()
+        self.running = InFlight()
         self._changed = asyncio.Event()
-
-    def apply(self, event: Event) -> None:
-        """An observer of the bus: keeps the counts of running attempts."""
-        self._running.apply(event)
 
     def set_ready(self, engine_id: str, ready: bool) -> bool:
         """Records an engine's health; True where that changed it. Wakes those who wait for an engine."""
@@ -80,7 +75,7 @@ class Registry:
                 EngineView(
                     member.id,
                     self._ready[member.id],
-                    self._running.count(member.model, member.id),
+                    self.running.count(member.model, member.id),
                     self._info[member.id].context_tokens,
                 )
                 for member in self.members.values()

@@ -4,7 +4,8 @@ Invariant: a client's schema never raises here, whatever it holds, and nothing i
 with remote references) misses nothing; its types are read as far as they can be. A part that says nothing allows every type.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from gateway.wire import jsonio
 MAX_SCHEMA_BYTES = 1 << 18
 _MAX_DEPTH = 24
 _MAX_VISITS = 2_000  # in all: shared references can make a small schema a large tree
+_UNKNOWN = object()
+_MAX_WEIGHT = 1_000_000  # a validator takes some ten nanoseconds for each
 ALL_KINDS = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
 
@@ -59,8 +62,8 @@ class Parameters:
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
         usable = isinstance(schema, Mapping) and _within_limits(schema)
         self._schema: dict[str, Any] = dict(schema) if usable and schema is not None else {}
-        self._validator = _validator(self._schema) if self._schema else None
         self._reader = _TypeReader(self._schema)
+        self._validator = _validator(self._schema, self._reader.resolve) if self._schema else None
         self._types: dict[str, Types] = {}
         self._properties = self._reader.properties()
         rest = self._schema.get("additionalProperties", True)
@@ -114,11 +117,42 @@ def _with_null(node: Any) -> Any:
     return result
 
 
-def _validator(schema: dict[str, Any]) -> jsonschema_rs.Validator | None:
+def _validator(schema: dict[str, Any], resolve: Callable[[Any], Any]) -> jsonschema_rs.Validator | None:
     try:
+        if _Weight(schema, resolve).of_root > _MAX_WEIGHT:
+            return None
         return jsonschema_rs.validator_for(_with_null(schema), offline=True, pattern_options=jsonschema_rs.RegexOptions())
     except (ValueError, TypeError, RecursionError):
         return None
+
+
+class _Weight:
+    """How large a schema is with its references written out, since a validator walks all of that: shared references can make a
+    small one endless. Each part is weighed once; one that holds itself counts there as one. Infinite where it cannot be said:
+    a reference that is no path from the root."""
+
+    def __init__(self, root: Mapping[str, Any], resolve: Callable[[Any], Any]) -> None:
+        self._resolve = resolve
+        self._known: dict[int, float] = {}
+        self._bases = {"$id", "id"} if "draft-04" in str(root.get("$schema")) else {"$id"}
+        self.of_root = 1 + sum(map(self._of, [*root.values(), *self._targets(root)]))
+
+    def _of(self, node: Any) -> float:
+        if not isinstance(node, Mapping | list):
+            return math.inf if node is _UNKNOWN else 1
+        known = self._known.get(id(node))
+        if known is None:
+            self._known[id(node)] = 1
+            parts = node if isinstance(node, list) else [*node.values(), *self._targets(node)]
+            moved = isinstance(node, Mapping) and any(isinstance(node.get(word), str) for word in self._bases)
+            known = self._known[id(node)] = math.inf if moved else 1 + sum(map(self._of, parts))
+        return known
+
+    def _targets(self, node: Mapping[str, Any]) -> Iterator[Any]:
+        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if isinstance(node.get(word), str):
+                target = self._resolve(node[word])
+                yield target if target is not None else _UNKNOWN
 
 
 class _TypeReader:
@@ -141,7 +175,7 @@ class _TypeReader:
             named = schema.get("properties")
             if isinstance(named, Mapping):
                 found = {**named, **found}
-            waiting += [self._resolve(schema.get("$ref")), *_list(schema.get("allOf"))]
+            waiting += [self.resolve(schema.get("$ref")), *_list(schema.get("allOf"))]
         return found
 
     def read(self, schema: Any) -> Types:
@@ -155,7 +189,7 @@ class _TypeReader:
             return ANY
         found = [_own_types(schema)]
         if isinstance(schema.get("$ref"), str):
-            found.append(self._read(self._resolve(schema["$ref"]), depth + 1))
+            found.append(self._read(self.resolve(schema["$ref"]), depth + 1))
         found += [self._read(part, depth + 1) for part in _list(schema.get("allOf"))]
         for word in ("anyOf", "oneOf"):
             options = [self._read(part, depth + 1) for part in _list(schema.get(word))]
@@ -167,9 +201,9 @@ class _TypeReader:
             kinds |= {"null"}
         return Types(kinds or ALL_KINDS, frozenset().union(*(types.strings for types in found)))
 
-    def _resolve(self, reference: Any) -> Any:
+    def resolve(self, reference: Any) -> Any:
         """The schema at a local reference; None for any other."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return None
         node: Any = self._root
         for part in reference[1:].split("/")[1:]:

@@ -44,15 +44,15 @@ class Served:
 
 
 class Metrics:
-    """An observer, and the collector of what it counted."""
+    """An observer, and the collector of what it counted. `inflight` is another observer, whose counts are shown too."""
 
-    def __init__(self, served: Sequence[Served], dialects: Sequence[str]) -> None:
+    def __init__(self, served: Sequence[Served], dialects: Sequence[str], inflight: InFlight) -> None:
         self._model = Names([NO_MODEL, *(model.model for model in served)])
         self._engine = Names([NO_ENGINE, *(engine for model in served for engine in model.engines)])
         self._format = Names([NO_FORMAT, *(name for model in served for name in model.formats)])
         self._dialect = Names(["none", *dialects])
         self._reason = Names([], room=64)
-        self._inflight = InFlight()
+        self._inflight = inflight
         self._pairs = [(model.model, engine) for model in served for engine in model.engines]
         self._info: dict[tuple[str, str], tuple[str, str]] = {}
         self._series: list[Counter | Histogram] = []
@@ -63,7 +63,6 @@ class Metrics:
 
     def __call__(self, event: Event) -> None:
         """Counts one event."""
-        self._inflight.apply(event)
         if isinstance(event, Finished):
             self._finished(event)
 

@@ -5,7 +5,6 @@ Each request gets an id, ends in exactly one outcome and emits exactly one `Fini
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -53,7 +52,7 @@ class ServeOptions:
 
 
 class Completions:
-    """Serves one dialect for a fixed set of models. `unix_time` stamps answers."""
+    """Serves one dialect for a fixed set of models. `unix_time` stamps answers; `new_id` makes request ids, each once."""
 
     def __init__(
         self,
@@ -64,6 +63,7 @@ class Completions:
         admission: Admission,
         options: ServeOptions,
         unix_time: Callable[[], float],
+        new_id: Callable[[], str],
     ) -> None:
         self.dialect = dialect
         self.models = models
@@ -71,6 +71,7 @@ class Completions:
         self.admission = admission
         self.options = options
         self.unix_time = unix_time
+        self.new_id = new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, whatever happens in it."""
@@ -85,7 +86,7 @@ class _Exchange:
         self._scope = scope
         self._receive = receive
         self._loop = asyncio.get_running_loop()
-        self._ledger = Ledger(uuid.uuid4().hex, self._loop.time())
+        self._ledger = Ledger(app.new_id(), self._loop.time())
         headers: tuple[Header, ...] = ((b"x-request-id", self._ledger.request_id.encode()),)
         self._client = Client(receive, send, headers=headers, grace_s=app.options.headers_grace_s)
         self._request: GenerateRequest | None = None
@@ -146,12 +147,14 @@ class _Exchange:
         if model.rendered is None:
             return None
         prompter = model.rendered.prompter
-        if len(request.body) < _THREAD_BODY_BYTES:
-            prompt = prompter.prompt(request)
-        else:
-            prompt = await asyncio.to_thread(prompter.prompt, request)
         said = [engine.context_tokens for engine in self._app.services.registry.view(model.name).engines]
-        return fitted(prompt, request.max_tokens, (prompter.context_tokens, *said))
+        known = [context for context in (prompter.context_tokens, *said) if context is not None]
+        context = min(known, default=None)
+        if len(request.body) < _THREAD_BODY_BYTES:
+            prompt = prompter.prompt(request, context)
+        else:
+            prompt = await asyncio.to_thread(prompter.prompt, request, context)
+        return fitted(prompt, request.max_tokens, context)
 
     async def _fail(self, error: GatewayError) -> None:
         """Tells the client, if it is there; one that takes nothing is not waited for long."""

@@ -4,7 +4,7 @@ Invariant: any bytes in any split give the same events as the whole, or `SseErro
 `max_event_bytes` plus what one `feed` brings; time is linear in the bytes, one byte at a time included.
 """
 
-from typing import NamedTuple
+import msgspec
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -13,7 +13,7 @@ class SseError(ValueError):
     """An event longer than the limit."""
 
 
-class SseEvent(NamedTuple):
+class SseEvent(msgspec.Struct, frozen=True, gc=False):
     """One event: its `data` lines joined by newlines, and its type, empty unless the sender named one."""
 
     data: bytes
@@ -42,7 +42,13 @@ class SseReader:
         *blocks, rest = bytes(buffer).split(b"\n\n")
         self._bound(len(rest) - rest.endswith(b"\n"))
         self._buffer = bytearray(rest)
-        return [event for block in blocks if (event := self._event(block)) is not None]
+        events: list[SseEvent] = []
+        for block in blocks:
+            if block.startswith(b"data: ") and b"\n" not in block and len(block) <= self._max:  # nearly all are
+                events.append(SseEvent(block[6:]))
+            elif (event := self._event(block)) is not None:
+                events.append(event)
+        return events
 
     def _lf_only(self, data: bytes) -> bytes:
         """The bytes with each line end as LF; a CRLF that two feeds share is one line end."""
@@ -69,8 +75,6 @@ class SseReader:
 
     def _event(self, block: bytes) -> SseEvent | None:
         self._bound(len(block))
-        if block.startswith(b"data: ") and b"\n" not in block:
-            return SseEvent(block[6:])
         data: list[bytes] = []
         name = b""
         for line in block.split(b"\n"):

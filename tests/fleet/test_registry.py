@@ -21,11 +21,11 @@ def test_views_are_of_one_model_and_keep_the_settings_order() -> None:
     registry = Registry([member("b"), member("other", "n"), member("a")])
     registry.set_ready("a", True)
     registry.set_info("b", EngineInfo(context_tokens=100))
-    registry.apply(AttemptStarted("r", 1, "a", "m", 0.0))
+    registry.running.apply(AttemptStarted("r", 1, "a", "m", 0.0))
     seen = registry.view("m")
     assert seen == FleetView((EngineView("b", False, 0, 100), EngineView("a", True, 1, None)))
     assert registry.view("nobody") == FleetView(())
-    registry.apply(AttemptFailed("r", 1, "a", "broke"))
+    registry.running.apply(AttemptFailed("r", 1, "a", "broke"))
     registry.set_ready("a", False)
     assert registry.view("m").engines[1] == EngineView("a", False, 0, None)
     assert seen.engines[1].running == 1  # a snapshot does not move

@@ -124,6 +124,22 @@ def _deep(levels: int) -> dict[str, Any]:
     return schema
 
 
+def _many_ways(levels: int) -> dict[str, Any]:
+    """Two references a level, to the same next one: a validator would walk 2 to the power of the levels."""
+    defs = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(levels)}
+    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {"type": "object"}}}
+
+
+def test_references_are_checked_while_what_they_lead_to_is_small() -> None:
+    known = Parameters(_many_ways(8))
+    assert known.validates
+    assert known.accepts("{}")
+    assert not known.accepts("[]")
+    recursive = {"type": "object", "properties": {"next": {"$ref": "#"}, "a": {"type": "integer"}}}
+    assert Parameters(recursive).accepts('{"next": {"next": {"a": 1}}}')
+    assert not Parameters(recursive).accepts('{"next": {"next": {"a": "x"}}}')
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -138,6 +154,9 @@ def _deep(levels: int) -> dict[str, Any]:
         {"default": object()},
         {"default": "\ud800"},
         {"default": 1 << 70, "type": "object", "properties": 4},
+        _many_ways(30),
+        {"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}},
+        {"properties": {"a": {"$id": "http://example.invalid/a", "type": "string"}}},
         _deep(180),
         _deep(5000),
     ],

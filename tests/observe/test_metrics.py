@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gateway.events import AttemptFailed, AttemptStarted, Finished, Outcome
 from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics, Served
 from gateway.request import FailureKind, Usage
+from gateway.routing.inflight import InFlight
 
 PAIR = {"model", "engine"}
 LABELS = {
@@ -55,7 +56,7 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 def made() -> Metrics:
-    return Metrics(SERVED, ["openai_chat"])
+    return Metrics(SERVED, ["openai_chat"], InFlight())
 
 
 def read(metrics: Metrics) -> dict[Key, float]:
@@ -159,7 +160,7 @@ def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
 
 
 def test_many_pairs_do_not_multiply_by_every_kind_at_the_start() -> None:
-    metrics = Metrics([Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)], ["openai_chat"])
+    metrics = Metrics([Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)], ["openai_chat"], InFlight())
     series = read(metrics)
     assert sum(name == "interlock_parse_failures_total" for name, _ in series) == 0
     assert sum(name == "interlock_tool_calls_total" for name, _ in series) == 60
@@ -196,17 +197,18 @@ def test_negative_counts_of_an_engine_do_not_lower_a_counter() -> None:
 
 
 def test_in_flight_follows_the_attempts() -> None:
-    metrics = made()
+    inflight = InFlight()
+    metrics = Metrics(SERVED, ["openai_chat"], inflight)
 
     def running(engine: str) -> float | None:
         return value(metrics, "interlock_inflight_requests", model="m", engine=engine)
 
-    metrics(AttemptStarted("r", 1, engine="a", model="m", at_s=0.0))
+    inflight.apply(AttemptStarted("r", 1, engine="a", model="m", at_s=0.0))
     assert (running("a"), running("b")) == (1, 0)
-    metrics(AttemptFailed("r", 1, engine="a", reason="broke"))
-    metrics(AttemptStarted("r", 2, engine="b", model="m", at_s=0.0))
+    inflight.apply(AttemptFailed("r", 1, engine="a", reason="broke"))
+    inflight.apply(AttemptStarted("r", 2, engine="b", model="m", at_s=0.0))
     assert (running("a"), running("b")) == (0, 1)
-    metrics(DONE)
+    inflight.apply(DONE)
     assert (running("a"), running("b")) == (0, 0)
 
 

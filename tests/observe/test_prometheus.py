@@ -21,6 +21,7 @@ import pytest
 from gateway.events import AttemptStarted, Finished
 from gateway.observe.metrics import Metrics, Served
 from gateway.request import Usage
+from gateway.routing.inflight import InFlight
 
 DONE = Finished(
     request_id="r",
@@ -71,11 +72,12 @@ def binary(name: str) -> str:
 
 
 def filled() -> Metrics:
-    metrics = Metrics([Served("m", ("a", "b"), ("hermes",))], ["openai_chat"])
+    inflight = InFlight()
+    metrics = Metrics([Served("m", ("a", "b"), ("hermes",))], ["openai_chat"], inflight)
     metrics.engine_info("a", "vllm", "0.33.0", "m")
     metrics(DONE)
     metrics(replace(DONE, request_id="r2", outcome="timeout", reason="first_token"))
-    metrics(AttemptStarted("r3", 1, engine="a", model="m", at_s=0.0))
+    inflight.apply(AttemptStarted("r3", 1, engine="a", model="m", at_s=0.0))
     return metrics
 
 
