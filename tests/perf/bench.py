@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,10 +37,11 @@ class Plan:
     streams: int = 20
     tokens_per_s: int = 50
     paced_s: float = 2.0
-    requests_s: float = 1.0
+    requests_s: float = 1.5
+    offered_per_s: int = 400
     at_once: int = 16
     request_tokens: int = 16
-    limit_s: float = 60.0
+    limit_s: float = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU microseconds of one target in one round."""
+    """CPU microseconds of one target in one round: a chunk and a request at the same load for all, a request at full load."""
 
     chunk_us: float
     request_us: float
+    busy_us: float
     requests_per_s: float
 
 
@@ -71,6 +73,8 @@ class Row:
     chunk_ratio: float
     request_us: float
     request_ratio: float
+    busy_us: float
+    busy_ratio: float
     requests_per_s: float
 
 
@@ -97,23 +101,48 @@ async def chunk_cost_us(target: Target, plan: Plan) -> float:
     return used_s / chunks * 1e6
 
 
-async def request_cost(target: Target, plan: Plan) -> tuple[float, float]:
-    """CPU microseconds a small request, not streamed, with `plan.at_once` always under way; and requests a second."""
-    tally = Tally()
-    request = chat_request(target.port, target.model, plan.request_tokens, stream=False)
-    over = False
+async def request_cost_us(target: Target, plan: Plan) -> float:
+    """CPU a small request, not streamed, while `plan.offered_per_s` of them begin, evenly, whatever the target's speed.
 
-    async def ask_again(client: Connection) -> None:
-        while not over:
+    The same load for all: a target that is busy all the time pays fewer wake-ups a request than one that is not.
+    """
+    time_of = asyncio.get_running_loop().time
+    gap_s = plan.at_once / plan.offered_per_s
+
+    async def ask(client: Connection, request: bytes, at_s: float, over: asyncio.Event) -> None:
+        while not over.is_set():
+            await asyncio.sleep(max(0.0, at_s - time_of()))
+            await client.ask(request, plan.request_tokens)
+            at_s += gap_s
+
+    return (await measured(target, plan, lambda number: time_of() + gap_s * number / plan.at_once, ask))[0]
+
+
+async def saturated(target: Target, plan: Plan) -> tuple[float, float]:
+    """CPU microseconds a small request with `plan.at_once` always under way, and requests a second."""
+
+    async def ask(client: Connection, request: bytes, _at_s: float, over: asyncio.Event) -> None:
+        while not over.is_set():
             await client.ask(request, plan.request_tokens)
 
+    return await measured(target, plan, float, ask)
+
+
+Asking = Callable[[Connection, bytes, float, asyncio.Event], Coroutine[None, None, None]]
+
+
+async def measured(target: Target, plan: Plan, start_s: Callable[[int], float], ask: Asking) -> tuple[float, float]:
+    """CPU microseconds a request and requests a second, while each connection asks in its way."""
+    tally = Tally()
+    request = chat_request(target.port, target.model, plan.request_tokens, stream=False)
+    over = asyncio.Event()
     async with connections(target.port, plan.at_once, tally) as clients:
-        running = [asyncio.create_task(ask_again(client)) for client in clients]
+        running = [asyncio.create_task(ask(client, request, start_s(n), over)) for n, client in enumerate(clients)]
         await asyncio.sleep(0.3)
-        before_s, before, start_s = cpu_s(target.pid), tally.answers, time.monotonic()
+        before_s, before, start = cpu_s(target.pid), tally.answers, time.monotonic()
         await asyncio.sleep(plan.requests_s)
-        used_s, answers, took_s = cpu_s(target.pid) - before_s, tally.answers - before, time.monotonic() - start_s
-        over = True
+        used_s, answers, took_s = cpu_s(target.pid) - before_s, tally.answers - before, time.monotonic() - start
+        over.set()
         await asyncio.gather(*running)
     if not answers:
         raise BenchError(f"{target.name}: no request ended while it was measured")
@@ -136,14 +165,15 @@ async def measure(targets: Sequence[Target], engine_port: int, plan: Plan) -> li
     rounds = []
     async with asyncio.timeout(plan.limit_s):
         for target in targets:
-            await request_cost(target, Plan(requests_s=0.1))  # the first requests pay for imports and connections
+            await saturated(target, Plan(requests_s=0.1))  # the first requests pay for imports and connections
         for _ in range(plan.rounds):
             await asyncio.to_thread(post, engine_port, f"/pace?itl_ms={1000 / plan.tokens_per_s}")
             chunks = [await chunk_cost_us(target, plan) for target in targets]
             await asyncio.to_thread(post, engine_port, "/pace?itl_ms=0")
-            requests = [await request_cost(target, plan) for target in targets]
-            costs = zip(targets, chunks, requests, strict=True)
-            rounds.append({target.name: Cost(chunk_us, *request) for target, chunk_us, request in costs})
+            requests = [await request_cost_us(target, plan) for target in targets]
+            busy = [await saturated(target, plan) for target in targets]
+            costs = zip(targets, chunks, requests, busy, strict=True)
+            rounds.append({target.name: Cost(chunk_us, request_us, *most) for target, chunk_us, request_us, most in costs})
     return rounds
 
 
@@ -152,21 +182,22 @@ async def measure(targets: Sequence[Target], engine_port: int, plan: Plan) -> li
 
 def summary(rounds: Sequence[dict[str, Cost]]) -> list[Row]:
     """One row a target, the reference first."""
-    rows = []
-    for name in rounds[0]:
-        costs = [costs[name] for costs in rounds]
-        bases = [costs[REFERENCE] for costs in rounds]
-        rows.append(
-            Row(
-                name,
-                chunk_us=statistics.median(cost.chunk_us for cost in costs),
-                chunk_ratio=statistics.median(c.chunk_us / b.chunk_us for c, b in zip(costs, bases, strict=True)),
-                request_us=statistics.median(cost.request_us for cost in costs),
-                request_ratio=statistics.median(c.request_us / b.request_us for c, b in zip(costs, bases, strict=True)),
-                requests_per_s=statistics.median(cost.requests_per_s for cost in costs),
-            )
+
+    def medians(name: str, part: str) -> tuple[float, float]:
+        costs = [getattr(costs[name], part) for costs in rounds]
+        bases = [getattr(costs[REFERENCE], part) for costs in rounds]
+        return statistics.median(costs), statistics.median(cost / base for cost, base in zip(costs, bases, strict=True))
+
+    return [
+        Row(
+            name,
+            *medians(name, "chunk_us"),
+            *medians(name, "request_us"),
+            *medians(name, "busy_us"),
+            statistics.median(costs[name].requests_per_s for costs in rounds),
         )
-    return rows
+        for name in rounds[0]
+    ]
 
 
 def over_gate(rows: Sequence[Row]) -> list[str]:
@@ -184,13 +215,13 @@ def table(rows: Sequence[Row], plan: Plan) -> str:
     """The figures for people."""
     lines = [
         f"CPU of each process tree, median of {plan.rounds} rounds.",
-        f"Chunks: {plan.streams} streams of {plan.tokens_per_s} tokens/s. "
-        f"Requests: 1 KB, not streamed, {plan.request_tokens} tokens, {plan.at_once} at once.",
-        f"{'':20}{'us/chunk':>10}{'ratio':>8}{'us/request':>12}{'ratio':>8}{'requests/s':>12}",
+        f"Chunks: {plan.streams} streams of {plan.tokens_per_s} tokens/s. Requests: 1 KB, not streamed, {plan.request_tokens} "
+        f"tokens; {plan.offered_per_s} a second, and as many as go with {plan.at_once} at once.",
+        f"{'':20}{'us/chunk':>10}{'ratio':>8}{'us/request':>12}{'ratio':>8}{'full load':>12}{'ratio':>8}{'requests/s':>12}",
     ]
     lines += [
         f"{row.name:20}{row.chunk_us:10.1f}{row.chunk_ratio:8.2f}{row.request_us:12.1f}{row.request_ratio:8.2f}"
-        f"{row.requests_per_s:12.0f}"
+        f"{row.busy_us:12.1f}{row.busy_ratio:8.2f}{row.requests_per_s:12.0f}"
         for row in rows
     ]
     return "\n".join(lines)

@@ -28,16 +28,16 @@ SPIN = "import time\nwhile time.process_time() < 0.5: pass\n"
     ],
 )
 def test_the_gate_holds_what_is_passed_on_to_its_limits(chunk_us: float, request_us: float, faults: list[str]) -> None:
-    costs = {REFERENCE: Cost(100, 400, 1), PASSED: Cost(chunk_us, request_us, 1), RENDERED: Cost(9999, 9999, 1)}
+    costs = {REFERENCE: Cost(100, 400, 1, 1), PASSED: Cost(chunk_us, request_us, 1, 1), RENDERED: Cost(9999, 9999, 1, 1)}
     found = over_gate(summary([costs, costs]))
     assert [fault.partition(" the reference")[0] for fault in found] == faults
 
 
 def test_ratios_are_medians_over_the_rounds() -> None:
     rounds = [
-        {REFERENCE: Cost(100, 400, 1), PASSED: Cost(150, 800, 1)},
-        {REFERENCE: Cost(300, 400, 1), PASSED: Cost(300, 800, 3)},
-        {REFERENCE: Cost(100, 400, 2), PASSED: Cost(900, 800, 2)},
+        {REFERENCE: Cost(100, 400, 1, 1), PASSED: Cost(150, 800, 1, 1)},
+        {REFERENCE: Cost(300, 400, 1, 1), PASSED: Cost(300, 800, 1, 3)},
+        {REFERENCE: Cost(100, 400, 1, 2), PASSED: Cost(900, 800, 1, 2)},
     ]
     rows = summary(rounds)
     assert (rows[0].chunk_us, rows[0].chunk_ratio) == (100, 1.0)
