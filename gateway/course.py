@@ -51,6 +51,7 @@ class RenderedCourse:
                 tools=request.offered,
                 prompt_tail=prompt.tail,
                 new_call_id=job.services.new_call_id,
+                calls=request.tool_choice.mode != "none",
                 hold_arguments=rendered.hold_arguments or not job.sink.streamed,  # so that a call cut by the limit is its text
             )
         )

@@ -19,7 +19,8 @@ class ParseOptions:
     thought. `new_call_id` makes call ids, for families without a rule of their own. `marker_ids` maps the text of each marker
     that is one token to its id: given, the parser is fed tokens and only those ids are these markers. `hold_arguments` holds a
     call's deltas back until it is whole: an answer that is given whole needs it, since only then is the text of a call that the
-    token limit cut content, as nothing of the call was sent before.
+    token limit cut content, as nothing of the call was sent before. Without `calls` (`tool_choice: none`) what would be a call is
+    content as the model wrote it.
     """
 
     tools: tuple[ToolSpec, ...] = ()
@@ -27,6 +28,7 @@ class ParseOptions:
     new_call_id: Callable[[], str] = lambda: "call_0"
     marker_ids: Mapping[str, int] = field(default_factory=dict)
     hold_arguments: bool = False
+    calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)

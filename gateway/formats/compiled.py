@@ -1,6 +1,6 @@
 """A family as the rest of the gateway sees it: `gateway.formats.base.Format` over a compiled program."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.formats.base import CallSyntax, ParseOptions, Parser
 from gateway.formats.machine import Machine
@@ -10,9 +10,10 @@ from gateway.formats.spec import FormatSpec
 
 @dataclass(frozen=True, slots=True)
 class CompiledFormat:
-    """One format."""
+    """One format. `text_only` is it without its calls."""
 
     program: Program
+    text_only: Program
 
     @property
     def name(self) -> str:
@@ -41,9 +42,10 @@ class CompiledFormat:
 
     def parser(self, options: ParseOptions) -> Parser:
         """A fresh parser for one answer."""
-        return Machine(self.program, options)
+        return Machine(self.program if options.calls else self.text_only, options)
 
 
 def compile_format(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> CompiledFormat:
     """The format that a family's file describes."""
-    return CompiledFormat(compile_program(spec, held_chars))
+    silent = replace(spec, blocks=(), call_syntax=None)
+    return CompiledFormat(compile_program(spec, held_chars), compile_program(silent, held_chars))

@@ -18,7 +18,7 @@ from gateway.formats.cursor import Cursor
 from gateway.formats.families import hermes, qwen3_coder
 from gateway.formats.machine import Machine
 from gateway.formats.spec import Block, FormatSpec, Marker, Progress, Reasoning
-from gateway.request import ContentText, ParseFailure, ToolCallStart, ToolSpec, Usage
+from gateway.request import ContentText, Finish, ParseFailure, ReasoningText, ToolCallStart, ToolSpec, Usage
 
 TOOLS = (
     ToolSpec("f", None, {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": ["string", "object"]}}}),
@@ -341,3 +341,18 @@ def test_nothing_is_kept_is_an_error_of_the_caller() -> None:
 def test_registry_formats_are_compiled_programs() -> None:
     assert all(isinstance(each, CompiledFormat) for each in registry.load().values())
     assert len(list(itertools.chain(registry.load()))) >= 3
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "plain"])
+def test_without_calls_what_would_be_one_is_content(name: str) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    parser = registry.load()[name].parser(ParseOptions(calls=False))
+    deltas = [*parser.feed(f"Hi {call[:20]}"), *parser.feed(call[20:]), *parser.finish("stop", Usage())]
+    assert merged(deltas) == [ContentText(f"Hi {call}"), Finish("stop", Usage())]
+
+
+def test_without_calls_a_thought_is_still_a_thought() -> None:
+    parser = registry.load()["hermes"].parser(ParseOptions(calls=False))
+    deltas = [*parser.feed("<think>\nwell <tool_call>\n</think>\n\nHi <tool_call>"), *parser.finish("stop", Usage())]
+    said = [delta for delta in merged(deltas) if not isinstance(delta, ParseFailure)]
+    assert said == [ReasoningText("well <tool_call>"), ContentText("Hi <tool_call>"), Finish("stop", Usage())]
