@@ -75,7 +75,8 @@ def _failure(status: int, error: ErrorObject) -> GatewayError:
         )
     if status == 503:
         return EngineRefused("The engine cannot serve now.", status=503)
-    return EngineRefused(f"The engine answered with status {status}.", status=502)
+    reason = f": {_words(message)}" if message else "."
+    return EngineRefused(f"The engine answered with status {status}{reason}", status=502)
 
 
 def _words(message: str) -> str:

@@ -91,3 +91,10 @@ def test_a_prompt_that_is_too_long_is_said_in_the_words_that_harnesses_know(erro
     assert isinstance(found, ContextTooLong)
     assert "maximum context length is 4096 tokens" in found.message
     assert "5000 tokens" in found.message
+
+
+def test_an_engines_failure_is_told_in_its_own_words() -> None:
+    body = b'{"error":{"code":500,"message":"image input is not supported at /models/a/b.gguf","type":"server_error"}}'
+    error = refusal(500, body)
+    assert (error.status, error.message) == (502, "The engine answered with status 500: image input is not supported at \u2026")
+    assert refusal(500, b'{"error":{"code":500}}').message == "The engine answered with status 500."
