@@ -27,6 +27,7 @@ lint: .venv/.dev docs-check  ## style, types and architecture
 bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy, and that of parsing at 1k, 8k and 64k tokens
 	PYTHONPATH=tests $(BIN)/python -m perf.bench $(BENCH)
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_formats
+	PYTHONPATH=tests $(BIN)/python -m perf.bench_prompt
 
 services:  ## the Debian programs that tests need
 	scripts/services

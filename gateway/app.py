@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 
+import structlog
 from starlette.types import ASGIApp
 from yarl import URL
 
@@ -40,6 +42,8 @@ from gateway.settings import LimitSettings, Settings, TimeoutSettings, load
 from gateway.settings_fit import AUTO_FORMAT, Speech, ToolMode
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
+
+_log = structlog.get_logger("interlock.app")
 
 Records = Callable[[Mapping[str, object]], None]
 
@@ -123,6 +127,9 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     """Wires everything, probes the engines while inside, and closes every connection on the way out. `access` takes the records
     of the access log."""
     settings, models = configured.settings, configured.models
+    for model in models:
+        if model.rendered is not None and (why := model.rendered.prompter.tokenised_whole):
+            _log.warning("each prompt is tokenised whole: no segment of it can be kept", model=model.name, why=why)
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()
     metrics = Metrics(_served(settings, models), [dialect.name], registry.running)
@@ -180,7 +187,8 @@ def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
     call_format = own
     if speech.tools == "constrained" and own.call_syntax is None:
         call_format = formats[CONSTRAINED_FORMAT]
-    return Rendered(Prompter(files, tools=speech.tools, syntax=call_format.call_syntax, clock=_now), own, call_format)
+    prompter = Prompter(files, tools=speech.tools, syntax=call_format.call_syntax, clock=_now, guard=threading.Lock())
+    return Rendered(prompter, own, call_format)
 
 
 def tools_for(model: Path) -> ToolMode:

@@ -6,6 +6,7 @@ nothing that fits is.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from gateway.formats.base import CallSyntax
 from gateway.prompt.constrain import broken_calls, call_answer, restate
 from gateway.prompt.normalize import Turn, fit, sure_texts, tool_dict, turns, unread_kwargs
 from gateway.prompt.probe import Capabilities, probe
+from gateway.prompt.segments import Segments, cut_tokens
 from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.template import ChatTemplate
 from gateway.prompt.tokenizer import Tokenizer
@@ -33,9 +35,20 @@ class _Voice:
 
 
 class Prompter:
-    """Speaks to one model. Calls may come from several threads."""
+    """Speaks to one model. Calls may come from several threads where `guard`, a lock, keeps its cache whole.
 
-    def __init__(self, files: ModelFiles, *, tools: ToolMode, syntax: CallSyntax | None, clock: Callable[[], datetime]) -> None:
+    `tokenised_whole` says why prompts are not tokenised in segments, and is empty where they are.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        tools: ToolMode,
+        syntax: CallSyntax | None,
+        clock: Callable[[], datetime],
+        guard: AbstractContextManager[object] | None = None,
+    ) -> None:
         """Raises ModelFileError for a template that does not compile or does not render one user message."""
         if tools == "constrained" and syntax is None:
             raise ModelFileError("tools: constrained needs a format whose calls are JSON objects in a wrapper.")
@@ -43,6 +56,8 @@ class Prompter:
         self._mode = tools
         self._syntax = syntax
         self._voice = _voice(files, DEFAULT, clock)
+        cuts, self.tokenised_whole = cut_tokens(files.tokenizer.added, _written(self._voice, files))
+        self._segments = Segments(files.tokenizer, cuts, guard=guard) if cuts else None
         native_tools = tools == "native" and TOOL_USE in files.templates
         self._tool_voice = _voice(files, TOOL_USE, clock) if native_tools else self._voice
 
@@ -138,7 +153,7 @@ class Prompter:
         begin = text.rfind(opening) if opening else -1
         return Prompt(
             text=text,
-            ids=tokenizer.encode(text),
+            ids=self._segments.encode(text) if self._segments is not None else tokenizer.encode(text),
             stop_ids=self._files.stop_ids,
             constraint=constraint,
             notes=notes if len(notes) <= MAX_NOTES else (*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more"),
@@ -155,6 +170,12 @@ def _refuse_over(context_tokens: int, least_tokens: int) -> None:
     """An answer needs one token of the context at the least."""
     if least_tokens >= context_tokens:
         raise ContextTooLong(least_tokens, context_tokens, at_least=True)
+
+
+def _written(voice: _Voice, files: ModelFiles) -> str:
+    """What the template itself writes around a user's message and the model's turn."""
+    messages = [{"role": "user", "content": "a"}]
+    return voice.template.render({**files.specials, "messages": messages, "add_generation_prompt": True})
 
 
 def _offered(request: GenerateRequest) -> tuple[ToolSpec, ...]:

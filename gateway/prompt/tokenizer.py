@@ -7,6 +7,7 @@ is there.
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -51,6 +52,15 @@ class Detokenizer(Protocol):
         """What is left: U+FFFD for a character that never became whole."""
 
 
+@dataclass(frozen=True, slots=True)
+class AddedText:
+    """A token that is found as text. `swallows`: it takes blanks around it along, or stands between words only."""
+
+    text: str
+    normalized: bool
+    swallows: bool
+
+
 class Tokenizer:
     """A model's vocabulary. Made by `from_gguf` or `from_json`."""
 
@@ -88,10 +98,21 @@ class Tokenizer:
         """The id of the token with exactly this text in the vocabulary's own spelling, if there is one."""
         return self._backend.token_to_id(text)
 
+    @property
+    def added(self) -> tuple[AddedText, ...]:
+        """The tokens that are cut out of a text before anything else, or, `normalized`, before all but its normalisation."""
+        return tuple(
+            AddedText(token.content, token.normalized, token.lstrip or token.rstrip or token.single_word)
+            for token in self._backend.get_added_tokens_decoder().values()
+        )
+
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of this text. Releases the interpreter lock while it works."""
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
-        return tuple(encoding.ids)
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: list[str]) -> list[tuple[int, ...]]:
+        """The ids of each text."""
+        return [tuple(encoding.ids) for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def least_tokens(self, texts: Iterable[str]) -> int:
         """No prompt that shows these texts has fewer tokens: the bytes that surely count over the most that one token holds.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from support.llamacpp import smollm2_file
-from support.vocabulary import SYNTAX, fixed_clock, model_files, template_text
+from support.vocabulary import CONTROL, DEFINED, SYNTAX, WORDS, fixed_clock, model_files, template_text
 
 from gateway.errors import BadRequest, ContextTooLong, ModelFileError
 from gateway.prompt.constrain import statement
@@ -275,3 +275,12 @@ def test_smollm2_as_its_template_says() -> None:
     assert prompt.ids[-5:] == (198, 1, 520, 9531, 198)
     assert prompt.stop_ids == {2}
     assert speaker.capabilities.tools == "no"
+
+
+def test_a_prompter_says_why_it_tokenises_prompts_whole() -> None:
+    assert prompter("echo").tokenised_whole == ""
+    plain = [1] * (len(CONTROL) + len(DEFINED) + 256 + len(WORDS))  # no token of the template is special
+    whole = prompter("echo", token_type=plain)
+    assert whole.tokenised_whole == "the template writes no special token that is sure to be found"
+    prompt = whole.prompt(request())
+    assert prompt.ids == whole.tokenizer.encode(prompt.text)
