@@ -38,7 +38,7 @@ class Work:
 
     `ids` is the prompt; empty for an engine that templates itself, which is given `request.body` instead. `visible` are the texts
     of special tokens that the answer's format needs to see: markers and stop tokens. `choice` numbers the answers of one request
-    (`n`): an engine that makes one answer at a time is asked `n` times, each with its own seed.
+    (`n`, and tries beyond them): an engine that makes one answer at a time is asked `n` times, each with its own seed.
     """
 
     request: GenerateRequest

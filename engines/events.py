@@ -1,13 +1,13 @@
 """An engine's server-sent events as values, the same way for every kind of engine.
 
-Invariant: bytes that are not UTF-8 become U+FFFD, so that neither a client nor a parser meets them; what is not the protocol's
-JSON is EngineBroke.
+Invariant: bytes that are not UTF-8, and escapes of half a character, become U+FFFD, so that no parser meets them; what is not the
+protocol's JSON is EngineBroke.
 """
 
 from typing import TypeVar
 
 from gateway.errors import EngineBroke
-from gateway.wire.jsonio import Decoder, JsonError
+from gateway.wire.jsonio import Decoder, JsonError, without_lone_surrogates
 
 T = TypeVar("T")
 
@@ -26,5 +26,9 @@ def read(decoder: Decoder[T], data: bytes) -> T:
     """The event. Raises EngineBroke."""
     try:
         return decoder.decode(data)
+    except JsonError:
+        pass
+    try:
+        return decoder.decode(without_lone_surrogates(data))
     except JsonError as error:
         raise EngineBroke(f"The engine sent an event that is not what its protocol says: {error.message}.") from None

@@ -179,7 +179,7 @@ class OpenAiReader:
         held = choice.delta is not None and choice.delta.tool_calls
         tokens = self._tokens(choice.index, said.usage) if deltas or held else 0
         finish = None
-        if choice.finish_reason is not None:
+        if choice.finish_reason:  # some servers write an empty one into each event
             finish = _finish(choice.finish_reason)
             deltas += self._ended(choice.index, finish.reason)
         return Chunk(choice.index, "", tokens, None, None, tuple(deltas), data, finish, usage)

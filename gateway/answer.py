@@ -104,15 +104,24 @@ class AnswerReader:
         deltas = self._parser.feed(chunk.text) if chunk.text else []
         if chunk.tokens and any(type(delta) is ReasoningText for delta in deltas):
             tally.reasoning_tokens += chunk.tokens
-        if chunk.stop_id is not None:
-            deltas += self._parser.finish("stop", tally.final_usage())
-        elif chunk.finish is not None:
-            deltas += self._parser.finish(chunk.finish.reason, tally.final_usage())
-        if not deltas:
-            return deltas
+        if self._stop is not None:
+            deltas = self._until_stop(deltas, self._stop)
+        ended: FinishReason | None = "stop" if chunk.stop_id is not None else chunk.finish.reason if chunk.finish else None
+        if ended is not None and not self._stopped:
+            deltas += self._rest(ended)
         if self._one_call:
             deltas = self._until_second_call(deltas)
-        return self._judged(self._until_stop(deltas, self._stop) if self._stop is not None else deltas)
+        return self._judged(deltas) if deltas else deltas
+
+    @property
+    def _stopped(self) -> bool:
+        return self._stop is not None and self._stop.matched is not None
+
+    def _rest(self, reason: FinishReason) -> list[Delta]:
+        """The end. What the parser gives back of a call that is none was data, in which no stop string counts."""
+        held = self._stop.flush() if self._stop is not None else ""
+        rest = self._parser.finish(reason, self.tally.final_usage())
+        return [ContentText(held), *rest] if held else rest
 
     def _until_second_call(self, deltas: list[Delta]) -> list[Delta]:
         """The answer's end comes before a second call."""
@@ -156,7 +165,7 @@ class AnswerReader:
                 tally.finish_reason = delta.reason
                 tally.usage = delta.usage
                 self.ended = True
-            if self._checker is not None:
+            if self._checker is not None and not (self._stopped and isinstance(delta, Finish)):  # cut by the client's own wish
                 for failure in self._checker.see(delta):
                     count(failure, self._rules, tally)
         return deltas

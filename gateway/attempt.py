@@ -22,13 +22,16 @@ SCHEMA_MISS = "schema_mismatch"
 
 
 class Attempt:
-    """One try. With `may_retry`, an answer that missed its schema before anything was delivered is thrown away."""
+    """Try number `number` of one choice. With `may_retry`, an answer that missed its schema before anything was delivered is
+    thrown away, where another may differ: each try has a seed of its own, but greedy ones are all the same."""
 
-    def __init__(self, job: Job, member: Member, choice: int, *, may_retry: bool) -> None:
+    def __init__(self, job: Job, member: Member, choice: int, *, number: int, may_retry: bool) -> None:
         self._job = job
         self._member = member
         self._choice = choice
-        self._may_retry = may_retry and job.model.rules.on_schema_miss == "retry"
+        self._number = number
+        sampled = job.request.sampling.temperature != 0
+        self._may_retry = may_retry and sampled and job.model.rules.on_schema_miss == "retry"
         self._loop = asyncio.get_running_loop()
         self._first_s: float | None = None
         self._last_token_s: float | None = None
@@ -101,7 +104,7 @@ class Attempt:
             constraint=constraint,
             max_tokens=prompt.max_tokens,
             model=model,
-            choice=self._choice,
+            choice=self._choice + self._number * job.request.n,
         )
 
     async def _check_head(self, exchange: Exchange) -> None:

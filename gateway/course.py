@@ -11,10 +11,10 @@ from engines.base import Chunk
 from gateway.answer import AnswerChecker, AnswerReader, CallChecker, PassedReader
 from gateway.errors import EngineBroke
 from gateway.formats.base import ParseOptions
-from gateway.formats.check import answer_check, call_check
+from gateway.formats.check import call_check
 from gateway.job import Job
 from gateway.model import Rendered
-from gateway.request import Delta, Finish, GenerateRequest, ParseFailure, Prompt
+from gateway.request import Delta, Finish, ParseFailure, Prompt
 
 
 class Course(Protocol):
@@ -61,7 +61,7 @@ class RenderedCourse:
             prompt_tokens=len(prompt.ids),
             stop=request.stop,
             one_call=not request.parallel_tool_calls,
-            checker=_answer_checker(request),
+            checker=_answer_checker(job),
         )
         self._encoder = job.encoder
         self._choice = choice
@@ -113,6 +113,7 @@ class PassedCourse:
         self._expected = expected
         self._readers: dict[int, PassedReader] = {}
         self._streamed = job.sink.streamed
+        self._opened = False  # a role alone does not begin an answer: until then a failure is a plain HTTP error
         self._kept: list[tuple[int, bytes | None, Sequence[Delta]]] = []
 
     @property
@@ -129,17 +130,22 @@ class PassedCourse:
         """Measures the chunks."""
         seen = False
         for chunk in chunks:
-            deltas = (self._readers.get(chunk.choice) or self._reader(chunk.choice)).read(chunk)
-            if chunk.deltas:
-                seen = True
+            reader = self._readers.get(chunk.choice) or self._reader(chunk.choice)
             if chunk.usage is not None:
                 self._job.ledger.engine_usage = chunk.usage
+            if reader.ended and (chunk.deltas or chunk.finish is not None):
+                continue  # after the end of a choice nothing more of it is said
+            deltas = reader.read(chunk)
+            if chunk.deltas:
+                seen = self._opened = True
+            elif chunk.finish is not None:
+                self._opened = True
             self._kept.append((chunk.choice, chunk.raw, deltas))
         return seen
 
     def written(self) -> bytes:
         """Hands on what the chunks say."""
-        if not self._streamed:
+        if not self._streamed or not self._opened:
             return b""
         kept, self._kept = self._kept, []
         passed = self._job.encoder.passed
@@ -157,15 +163,15 @@ class PassedCourse:
         """The reader of a choice that is new."""
         if not 0 <= choice < self._expected:
             raise EngineBroke("The engine sent a choice that was not asked for.")
-        reader = self._readers[choice] = PassedReader(
-            CallChecker(self._check), rules=self._job.model.rules, checker=_answer_checker(self._job.request)
-        )
+        checker = None if self._job.request.stop else _answer_checker(self._job)  # a stop string may have cut it
+        reader = PassedReader(CallChecker(self._check), rules=self._job.model.rules, checker=checker)
+        self._readers[choice] = reader
         self._job.ledger.begin(choice, reader.tally)
         return reader
 
 
-def _answer_checker(request: GenerateRequest) -> AnswerChecker | None:
-    return AnswerChecker(answer_check(request.answer)) if request.answer is not None else None
+def _answer_checker(job: Job) -> AnswerChecker | None:
+    return AnswerChecker(job.check) if job.check is not None else None
 
 
 def course_of(job: Job, choice: int) -> Course:

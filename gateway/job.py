@@ -1,7 +1,7 @@
 """A request that is ready to be served, what it needs of the process, and what becomes known of it."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -87,7 +87,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that is ready to be served. `prompt` is None where the engine templates itself."""
+    """A request that is ready to be served. `prompt` is None where the engine templates itself; `check` is for JSON answers."""
 
     services: Services
     model: Model
@@ -96,3 +96,4 @@ class Job:
     encoder: Encoder
     sink: Sink
     ledger: Ledger
+    check: Callable[[str], Sequence[FailureKind]] | None = None

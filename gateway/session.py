@@ -46,8 +46,8 @@ def _first(failures: BaseExceptionGroup[GatewayError]) -> GatewayError:
 
 
 async def _choice(job: Job, choice: int) -> None:
-    for left in reversed(range(_SCHEMA_TRIES)):
-        if await Attempt(job, _route(job), choice, may_retry=left > 0).run():
+    for number in range(_SCHEMA_TRIES):
+        if await Attempt(job, _route(job), choice, number=number, may_retry=number + 1 < _SCHEMA_TRIES).run():
             return
 
 

@@ -190,11 +190,12 @@ class ModelSettings(_Settings):
     """A call of a tool that the request did not offer: pass it on and count it, or end the request with an error."""
 
     on_parse_failure: Literal["content", "error"] = "content"
-    """A tool call that cannot be read: give its raw text as content and count it, or end the request with an error."""
+    """A tool call, or an answer that shall be JSON, that cannot be read: give its raw text as content and count it, or end the
+    request with an error."""
 
     on_schema_miss: Literal["count", "retry", "refuse"] = "count"
-    """Arguments that break the tool's schema: count it, ask the model again (only before the first byte), or end the request with
-    an error."""
+    """Arguments that break the tool's schema, or an answer that breaks that of `response_format`: count it, ask the model again
+    (only before the first byte), or end the request with an error."""
 
     hold_arguments: bool = False
     """Hold a call's deltas back until it is whole, for clients that act on parts of a call."""

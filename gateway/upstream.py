@@ -4,7 +4,8 @@ It is the only place on the data path that knows the HTTP library. Bodies are re
 nobody reads, so that a slow client slows its engine and nothing piles up between them.
 
 A kept connection may be closed by the engine just as the next call goes out on it (llama.cpp closes after each stream, whatever
-its headers say). Such a call was answered by nobody: it is sent again, at last on a new connection; what fails there has failed.
+its headers say). Such a call is sent again, at last on a new connection; what fails there has failed. An engine that dies of a
+request may so get it once more.
 """
 
 import asyncio

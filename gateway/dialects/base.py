@@ -84,6 +84,7 @@ class Dialect(Protocol):
         """The body of an error answer that had not begun."""
 
 
+LONE_SURROGATES = "lone-surrogates"  # in `ignored` where halves of characters in the body were read as U+FFFD
 STREAM_TYPE = b"text/event-stream; charset=utf-8"
 JSON_TYPE = b"application/json"
 PING = b": ping\n\n"  # a comment: every client's SSE reader skips it

@@ -99,7 +99,7 @@ class StreamEncoder:
             fields = _event.decode(raw)
         except JsonError as error:
             raise EngineBroke(f"The engine sent an event that is not a JSON object: {error.message}.") from None
-        usage_only = fields.get("choices") == _NO_CHOICES and "usage" in fields
+        usage_only = "usage" in fields and bytes(fields.get("choices", _NO_CHOICES)).translate(None, b" \n\r\t") == b"[]"
         if usage_only and not self._include_usage:
             return b""
         if usage_only:

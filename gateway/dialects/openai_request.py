@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.dialects import checks
-from gateway.dialects.base import Limits
+from gateway.dialects.base import LONE_SURROGATES, Limits
 from gateway.dialects.checks import invalid
 from gateway.dialects.openai_fields import Call, ChatBody, Function, NamedChoice, NamedFunction, ResponseFormat, WireMessage
 from gateway.errors import BadRequest, shown
@@ -52,7 +52,6 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("max_tokens", 1, float("inf"), "at least 1"),
     ("max_completion_tokens", 1, float("inf"), "at least 1"),
 )
-_LONE_SURROGATES = "lone-surrogates"
 _USED = frozenset(ChatBody.__struct_fields__)
 
 _outline: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
@@ -74,7 +73,7 @@ def parse(data: bytes, limits: Limits) -> GenerateRequest:
         if mended == data:
             raise checks.unreadable(error) from None
     try:
-        return _read(mended, limits, (_LONE_SURROGATES,))
+        return _read(mended, limits, (LONE_SURROGATES,))
     except JsonError as error:
         raise checks.unreadable(error) from None
 

@@ -25,7 +25,10 @@ class ProbeTimes:
 
 
 class Prober:
-    """Probes the engines of a registry until its task is cancelled. `on_info` is told what a newly ready engine is."""
+    """Probes the engines of a registry until its task is cancelled.
+
+    `on_info` is told what an engine is, at first and when that changes.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Prober:
         self._upstream = upstream
         self._on_info = on_info
         self._times = times or ProbeTimes()
+        self._known: set[str] = set()  # engines that have said what they are
         self._told: set[str] = set()  # engines that were heard of: one that was never ready is told of once
 
     async def run(self) -> None:
@@ -60,10 +64,10 @@ class Prober:
     async def probe(self, member: Member) -> bool:
         """Asks one engine once, and records the answer."""
         try:
-            status, _ = await self._get(member, member.engine.health_path)
+            status, body = await self._get(member, member.engine.health_path)
             failure = None if status == 200 else f"status {status}"
-            if failure is None and not self._registry.is_ready(member.id):
-                await self._identify(member)
+            if failure is None:
+                await self._identify(member, body)
         except GatewayError as error:
             failure = error.message
         except Exception:  # a bug of ours in one probe must not end the probing of all engines
@@ -77,15 +81,17 @@ class Prober:
         self._told.add(member.id)
         return failure is None
 
-    async def _identify(self, member: Member) -> None:
-        """Reads what the engine is, before it gets its first request: after a restart it may be another."""
+    async def _identify(self, member: Member, health: bytes) -> None:
+        """Reads what the engine is, each time: one that was restarted between two probes may be another."""
         bodies = []
         for path in member.engine.info_paths:
-            status, body = await self._get(member, path)
+            status, body = (200, health) if path == member.engine.health_path else await self._get(member, path)
             bodies.append(body if status == 200 else b"")
         info = member.engine.info(bodies)
-        self._registry.set_info(member.id, info)
-        self._on_info(member, info)
+        if info != self._registry.info(member.id) or member.id not in self._known:
+            self._registry.set_info(member.id, info)
+            self._on_info(member, info)
+            self._known.add(member.id)
 
     async def _get(self, member: Member, path: str) -> tuple[int, bytes]:
         return await self._upstream.get(member.url(path), api_key=member.api_key, limit_s=self._times.limit_s)

@@ -29,16 +29,18 @@ def call_check(tools: Sequence[ToolSpec]) -> Callable[[str, str], list[FailureKi
 
 
 def answer_check(wanted: JsonAnswer) -> Callable[[str], list[FailureKind]]:
-    """A check of a whole answer, which gives the kinds of failure."""
-    schema = Parameters(wanted.schema)
+    """A check of a whole answer, which gives the kinds of failure. The schema is read when first needed, and once."""
+    known: list[Parameters] = []
 
     def check(text: str) -> list[FailureKind]:
         try:
             value = decode(text)
         except JsonError:
             return ["invalid_json"]
-        if wanted.schema is None and not isinstance(value, dict):
-            return ["not_an_object"]
-        return [] if schema.accepts(text) else ["schema_mismatch"]
+        if wanted.schema is None:
+            return [] if isinstance(value, dict) else ["not_an_object"]
+        if not known:
+            known.append(Parameters(wanted.schema))
+        return [] if known[0].accepts(text) else ["schema_mismatch"]
 
     return check

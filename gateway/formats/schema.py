@@ -18,6 +18,8 @@ _MAX_DEPTH = 24
 _MAX_VISITS = 2_000  # in all: shared references can make a small schema a large tree
 _UNKNOWN = object()
 _MAX_WEIGHT = 1_000_000  # a validator takes some ten nanoseconds for each
+_PATTERN_WEIGHT = 10_000  # each is compiled, which takes up to a millisecond
+_PATTERNS = jsonschema_rs.RegexOptions(size_limit=1 << 16)
 ALL_KINDS = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
 
@@ -121,7 +123,7 @@ def _validator(schema: dict[str, Any], resolve: Callable[[Any], Any]) -> jsonsch
     try:
         if _Weight(schema, resolve).of_root > _MAX_WEIGHT:
             return None
-        return jsonschema_rs.validator_for(_with_null(schema), offline=True, pattern_options=jsonschema_rs.RegexOptions())
+        return jsonschema_rs.validator_for(_with_null(schema), offline=True, pattern_options=_PATTERNS)
     except (ValueError, TypeError, RecursionError):
         return None
 
@@ -135,7 +137,7 @@ class _Weight:
         self._resolve = resolve
         self._known: dict[int, float] = {}
         self._bases = {"$id", "id"} if "draft-04" in str(root.get("$schema")) else {"$id"}
-        self.of_root = 1 + sum(map(self._of, [*root.values(), *self._targets(root)]))
+        self.of_root = 1 + _patterns(root) + sum(map(self._of, [*root.values(), *self._targets(root)]))
 
     def _of(self, node: Any) -> float:
         if not isinstance(node, Mapping | list):
@@ -145,7 +147,7 @@ class _Weight:
             self._known[id(node)] = 1
             parts = node if isinstance(node, list) else [*node.values(), *self._targets(node)]
             moved = isinstance(node, Mapping) and any(isinstance(node.get(word), str) for word in self._bases)
-            known = self._known[id(node)] = math.inf if moved else 1 + sum(map(self._of, parts))
+            known = self._known[id(node)] = math.inf if moved else 1 + _patterns(node) + sum(map(self._of, parts))
         return known
 
     def _targets(self, node: Mapping[str, Any]) -> Iterator[Any]:
@@ -153,6 +155,15 @@ class _Weight:
             if isinstance(node.get(word), str):
                 target = self._resolve(node[word])
                 yield target if target is not None else _UNKNOWN
+
+
+def _patterns(node: Any) -> int:
+    """What the regular expressions of this part alone weigh."""
+    if not isinstance(node, Mapping):
+        return 0
+    named = node.get("patternProperties")
+    found = isinstance(node.get("pattern"), str) + (len(named) if isinstance(named, Mapping) else 0)
+    return _PATTERN_WEIGHT * found
 
 
 class _TypeReader:

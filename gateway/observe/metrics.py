@@ -96,7 +96,7 @@ class Metrics:
             "request_failures_total", "Requests that did not end ok, by reason.", ("model", "outcome", "reason")
         )
         self._prompt = counter("prompt_tokens_total", "Prompt tokens, cached ones included.", _PAIR)
-        self._completion = counter("completion_tokens_total", "Generated tokens, reasoning included.", _PAIR)
+        self._completion = counter("completion_tokens_total", "Tokens of the answers given, reasoning included.", _PAIR)
         self._cached = counter("cached_prompt_tokens_total", "Prompt tokens that the engine had in its cache.", _PAIR)
         self._calls = counter("tool_calls_total", "Whole tool calls in the models' answers.", _FORMAT)
         self._with_tools = counter("requests_with_tools_total", "Requests that ended and offered tools.", _FORMAT)

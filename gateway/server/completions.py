@@ -13,7 +13,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission import Admission
-from gateway.dialects.base import Answer, Dialect, Encoder, Limits
+from gateway.dialects.base import LONE_SURROGATES, Answer, Dialect, Encoder, Limits
 from gateway.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -29,6 +29,7 @@ from gateway.errors import (
     UnsupportedEncoding,
 )
 from gateway.events import NO_MODEL, Finished, Outcome, Received
+from gateway.formats.check import answer_check
 from gateway.job import Job, Ledger, Services
 from gateway.model import Model, fitted
 from gateway.request import GenerateRequest, Prompt
@@ -131,15 +132,18 @@ class _Exchange:
         model = self._model = app.models.get(request.model)
         if model is None:
             raise ModelNotFound(request.model)
-        if request.ignored and model.rendered is not None:  # an engine that speaks the dialect gets every field
-            self._client.headers += ((b"x-interlock-ignored", ", ".join(request.ignored).encode("ascii", "replace")),)
+        # An engine that speaks the dialect gets every field; what was mended in the body is named all the same.
+        named = request.ignored if model.rendered is not None else tuple(n for n in request.ignored if n == LONE_SURROGATES)
+        if named:
+            self._client.headers += ((b"x-interlock-ignored", ", ".join(named).encode("ascii", "replace")),)
         async with self._client as client:
             prompt = self._prompt = await self._render(model, request)
             answer = Answer(f"chatcmpl-{self._ledger.request_id}", int(app.unix_time()), request.model)
             self._encoder = app.dialect.encoder(request, answer)
             if request.stream:
                 client.expect_stream()
-            job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger)
+            check = answer_check(request.answer) if request.answer is not None else None
+            job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, check)
             await serve(job, app.admission)
 
     async def _render(self, model: Model, request: GenerateRequest) -> Prompt | None:

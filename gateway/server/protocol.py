@@ -29,12 +29,16 @@ class HeadTooLarge(Exception):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. `_head_bytes` counts the head that is being read, and is None while a body is."""
+    """One connection. `_head_bytes` counts the head that is being read; `_told` is whether the parser said anything of the bytes
+    that came last."""
 
-    _head_bytes: int | None = 0
+    _head_bytes = 0
+    _in_head = True
+    _told = False
 
     def on_message_begin(self) -> None:
         """A head begins."""
+        self._told = self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
 
@@ -50,31 +54,34 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is read."""
-        self._head_bytes = None
+        self._told, self._in_head = True, False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """What follows is another head, however little of it the parser shows."""
+        self._told = self._in_head = True
         self._head_bytes = 0
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         """Counts also what the parser keeps to itself: a line that does not end."""
+        self._told = False
         super().data_received(data)
-        if self._head_bytes is not None and not self.transport.is_closing():
+        if self._in_head and not self._told and not self.transport.is_closing():
             self._head_bytes += len(data)
-            if self._head_bytes > 2 * MAX_HEAD_BYTES:  # headers that were seen are counted twice here
+            if self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
         """What cannot be read is answered by uvicorn, what is too large by us."""
-        if self._head_bytes is None or self._head_bytes <= MAX_HEAD_BYTES:
+        if self._head_bytes <= MAX_HEAD_BYTES:
             super().send_400_response(msg)
             return
         self.transport.write(_ANSWER)
         self.transport.close()
 
     def _count(self, size: int) -> None:
-        self._head_bytes = (self._head_bytes or 0) + size
+        self._told = True
+        self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge

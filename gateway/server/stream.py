@@ -82,7 +82,8 @@ class Client:
         self._pinging: asyncio.Task[None] | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
         self._starting = asyncio.Lock()
-        self._sending = False
+        self._sending = 0  # pieces that wait for the client
+        self._waits_since = 0.0
         self._last_sent = 0.0
         self.streamed = False
         self.started = False
@@ -134,18 +135,21 @@ class Client:
 
     async def _deliver(self, data: bytes, *, more: bool) -> float:
         began = self._loop.time()
-        self._sending = True
+        if not self._sending:
+            self._waits_since = began
+        self._sending += 1
         stalled_s = 0.0
         try:
             if not self.started:
                 await self._start()
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         finally:  # a client that takes nothing until it is cut off has stalled too
-            self._sending = False
+            self._sending -= 1
             self._last_sent = self._loop.time()
             if (waited_s := self._last_sent - began) >= _STALL_S:
                 stalled_s = waited_s
-                self.stall_s += waited_s
+            if not self._sending and self._last_sent - self._waits_since >= _STALL_S:
+                self.stall_s += self._last_sent - self._waits_since  # once, however many choices waited
         return stalled_s
 
     async def _start(self) -> None:

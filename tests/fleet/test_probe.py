@@ -55,7 +55,6 @@ async def test_an_engine_that_goes_down_and_comes_back_is_identified_again() -> 
             async with probing(engine.url, on_info=lambda member, info: told.append((member.id, info))) as registry:
                 await until(lambda: registry.is_ready("e0"))
                 await until(lambda: paths(engine).count("/health") > 4)
-                assert paths(engine).count("/props") == 1
                 assert registry.context_tokens("m") == 64
                 engine.up = False
                 await until(lambda: not registry.is_ready("e0"))
@@ -69,6 +68,18 @@ async def test_an_engine_that_goes_down_and_comes_back_is_identified_again() -> 
         ("engine not ready", "status 503"),
         ("engine ready", None),
     ]
+
+
+async def test_an_engine_that_another_replaced_between_two_probes_is_known_for_what_it_is() -> None:
+    told: list[int | None] = []
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/props"] = {"default_generation_settings": {"n_ctx": 64}}
+        async with probing(engine.url, on_info=lambda _, info: told.append(info.context_tokens)) as registry:
+            await until(lambda: registry.context_tokens("m") == 64)
+            engine.answers["/props"] = {"default_generation_settings": {"n_ctx": 32}}
+            await until(lambda: registry.context_tokens("m") == 32)
+            assert registry.is_ready("e0")
+    assert told == [64, 32]
 
 
 async def test_a_large_answer_in_pieces_is_read_whole() -> None:

@@ -155,6 +155,8 @@ def test_references_are_checked_while_what_they_lead_to_is_small() -> None:
         {"default": "\ud800"},
         {"default": 1 << 70, "type": "object", "properties": 4},
         _many_ways(30),
+        {"type": "object", "patternProperties": {f"a{n}": {} for n in range(200)}},
+        {"properties": {f"a{n}": {"pattern": "x"} for n in range(200)}},
         {"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}},
         {"properties": {"a": {"$id": "http://example.invalid/a", "type": "string"}}},
         _deep(180),

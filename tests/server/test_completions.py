@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 from support.gateway import HELLO, IN_FLIGHT, PAIR, events_of, outcome, sample, scripted
-from support.scripted_engine import CLOSE, HANG, HEAD, RESET, Step, chat, chat_chunk, completion, event, llama_end, llama_token
+from support.scripted_engine import (
+    CLOSE,
+    HANG,
+    HEAD,
+    RESET,
+    Step,
+    chat,
+    chat_chunk,
+    chunked,
+    completion,
+    event,
+    llama_end,
+    llama_token,
+)
 
 
 async def test_whole_and_streamed_answers_say_the_same() -> None:
@@ -466,3 +479,70 @@ async def test_an_engine_that_repeats_its_key_does_not_tell_the_client(monkeypat
     assert response.status_code == 400
     assert "may not do this" in response.text
     assert "canary" not in response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_in_a_call_that_the_limit_cut_is_data(stream: bool) -> None:
+    texts = ["<tool_call>", '{"name": "f", ', '"arguments": {"city": "', "Paris", " and more"]
+    async with scripted(format="hermes", tools="constrained", hold_arguments=True) as (engine, served):
+        engine.script = lambda seen: completion(*texts, stop_type="limit")
+        response = await served.chat(tools=[TOOL], stop=["Paris"], stream=stream)
+    assert '"finish_reason":"length"' in response.text
+    assert "and more" in response.text
+
+
+async def test_an_answer_that_the_clients_stop_string_cut_is_not_blamed_on_the_model() -> None:
+    async with scripted(on_parse_failure="error") as (engine, served):
+        engine.script = lambda seen: completion('{"a": 1, ', '"b"', ": 2}")
+        whole = await served.chat(response_format={"type": "json_object"}, stop=['"b"'])
+    assert whole.status_code == 200
+    assert whole.json()["choices"][0]["message"]["content"] == '{"a": 1, '
+
+
+async def test_another_try_has_another_seed_and_greedy_answers_are_not_asked_again() -> None:
+    async with scripted(on_schema_miss="retry") as (engine, served):
+        engine.script = lambda seen: completion('{"a": 1}')
+        await served.chat(response_format=WANTED, seed=5, n=2)
+        seeds = sorted(call.body["seed"] for call in engine.calls)
+        engine.seen.clear()
+        await served.chat(response_format=WANTED, seed=5, temperature=0)
+        greedy = len(engine.calls)
+    assert seeds == [5, 6, 7, 8, 9, 10]
+    assert greedy == 1
+
+
+async def test_a_passed_answer_begins_with_more_than_a_role() -> None:
+    role = event(chat_chunk({"role": "assistant", "content": ""}))
+    failure = event({"error": {"message": "out of memory", "code": 500}})
+    async with scripted(kind="openai") as (engine, served):
+        engine.script = lambda seen: [HEAD, role, 0.1, failure, CLOSE]
+        response = await served.chat(stream=True)
+    assert response.status_code == 502
+    assert response.json()["error"]["type"] == "upstream_error"
+
+
+async def test_a_passed_answer_has_one_end_a_choice() -> None:
+    late = [event(chat_chunk({"content": "late"})), event(chat_chunk({}, "stop"))]
+    usage = {**chat_chunk({}), "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}}
+    spaced = chunked(b"data: " + json.dumps(usage).replace("[]", "[ ]").encode() + b"\n\n")
+    first = [event(chat_chunk({"content": "a"}, "")), event(chat_chunk({}, "stop"))]
+    async with scripted(kind="openai") as (engine, served):
+        engine.script = lambda seen: [HEAD, *first, *late, spaced, chunked(b"data: [DONE]\n\n"), b"0\r\n\r\n", CLOSE]
+        whole = (await served.chat()).json()
+        chunks = await served.stream()
+        counted = await served.stream(stream_options={"include_usage": True})
+    assert whole["choices"][0]["message"]["content"] == "a"
+    finishes = [choice["finish_reason"] for chunk in chunks[:-1] for choice in chunk["choices"] if choice["finish_reason"]]
+    assert finishes == ["stop"]
+    assert all(chunk["choices"] for chunk in chunks[:-1])
+    assert sum(chunk["usage"] is not None for chunk in counted[:-1] if "usage" in chunk) == 1
+
+
+async def test_half_a_character_from_an_engine_is_mended() -> None:
+    half = chunked(
+        b'data: {"index":0,"content":"a\\ud83d","tokens":[5],"stop":false,"tokens_predicted":1,"tokens_evaluated":9}\n\n'
+    )
+    async with scripted() as (engine, served):
+        engine.script = lambda seen: [HEAD, half, event(llama_end(1)), b"0\r\n\r\n", CLOSE]
+        whole = (await served.chat()).json()
+    assert whole["choices"][0]["message"]["content"] == "a\ufffd"

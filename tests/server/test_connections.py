@@ -363,3 +363,29 @@ async def test_heads_of_many_requests_on_one_connection_do_not_add_up() -> None:
         headers = {"x-long": "y" * 40_000}
         statuses = [(await served.client.get("/health", headers=headers)).status_code for _ in range(5)]
     assert statuses == [200] * 5
+
+
+@pytest.mark.parametrize("size", [70_000, 140_000, 300_000, 2_000_000])
+async def test_large_bodies_on_one_connection_are_no_heads(size: int) -> None:
+    async with scripted() as (engine, served):
+        body = {**HELLO, "metadata": {"a": "z" * size}}
+        statuses = [(await served.client.post("/v1/chat/completions", json=body)).status_code for _ in range(6)]
+    assert statuses == [200] * 6
+    assert len(engine.calls) == 6
+
+
+async def test_two_choices_that_wait_for_the_client_are_one_stall() -> None:
+    big = "x" * 200_000
+    async with scripted() as (engine, served):
+        tokens = [event(llama_token(big, at)) for at in range(1, 60)]
+        engine.script = lambda seen: [HEAD, *tokens, event(llama_end(59)), b"0\r\n\r\n", CLOSE]
+        began = asyncio.get_running_loop().time()
+        async with served.client.stream("POST", "/v1/chat/completions", json={**HELLO, "stream": True, "n": 2}) as response:
+            pieces = response.aiter_raw()
+            await anext(pieces)
+            await asyncio.sleep(1.0)
+            async for _ in pieces:
+                pass
+        took_s = asyncio.get_running_loop().time() - began
+        metrics = await served.metrics()
+    assert 0.3 < metrics[sample("interlock_client_stall_seconds_sum", **PAIR)] <= took_s
