@@ -193,7 +193,6 @@ class _Stream:
         self._backend = backend
         self._stream = DecodeStream(skip_special_tokens=False)
         self._ids: list[int] = []
-        self._given = 0
 
     def add(self, token_id: int) -> str:
         text = self._stream.step(self._backend, token_id) or ""

@@ -5,23 +5,17 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.events import DONE
 
-from gateway.events import AttemptStarted, ClientGone, Finished, FirstToken, Received
+from gateway.events import AttemptStarted, ClientGone, FirstToken, Received
 from gateway.observe.access_log import AccessLog
 from gateway.observe.logs import record_writer
 from gateway.request import Usage
 
 CANARY = "planted-canary-42"
-DONE = Finished(
+LOGGED = replace(
+    DONE,
     request_id="r1",
-    dialect="openai_chat",
-    model="m",
-    engine="a",
-    format="hermes",
-    outcome="ok",
-    reason=None,
-    status=200,
-    streamed=True,
     attempts=2,
     duration_s=1.23456789,
     ttft_s=0.25,
@@ -29,8 +23,6 @@ DONE = Finished(
     client_stall_s=0.5,
     usage=Usage(10, 5, 4, 3),
     finish_reason="tool_calls",
-    inter_token_s=((0.01, 4),),
-    with_tools=True,
     tool_calls=1,
     failures=(("invalid_json", 2),),
     notes=("developer message given as system",),
@@ -49,7 +41,7 @@ def test_one_record_a_request_with_every_field(out: io.StringIO) -> None:
         AttemptStarted("r1", 1, "a", "m", 1.0),
         FirstToken("r1", 1, "a", "m", 0.25),
         ClientGone("r1", 1, "a"),
-        DONE,
+        LOGGED,
     ):
         observe(event)
     assert out.getvalue().count("\n") == 1
@@ -86,7 +78,7 @@ def test_one_record_a_request_with_every_field(out: io.StringIO) -> None:
 def test_a_hostile_record_is_still_one_bounded_line_without_secrets(out: io.StringIO) -> None:
     observe = AccessLog(record_writer(out, [CANARY]), wall_clock_s=lambda: 0.0)
     hostile = f'\n{{"event":"forged"}}\x1b[2J\u2028{CANARY}' + "x" * 10_000
-    observe(replace(DONE, request_id=hostile, reason=hostile, ttft_s=None, notes=(hostile,) * 100))
+    observe(replace(LOGGED, request_id=hostile, reason=hostile, ttft_s=None, notes=(hostile,) * 100))
     lines = out.getvalue().splitlines()
     assert len(lines) == 1
     assert len(lines[0]) < 64_000

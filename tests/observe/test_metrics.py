@@ -8,8 +8,9 @@ from typing import get_args
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from support.events import DONE
 
-from gateway.events import AttemptFailed, AttemptStarted, Finished, Outcome
+from gateway.events import AttemptFailed, AttemptStarted, Outcome
 from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics, Served
 from gateway.request import FailureKind, Usage
 from gateway.routing.inflight import InFlight
@@ -32,26 +33,6 @@ LABELS = {
     "interlock_engine_info": {"engine", "kind", "version", "model"},
 }
 SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
-DONE = Finished(
-    request_id="r",
-    dialect="openai_chat",
-    model="m",
-    engine="a",
-    format="hermes",
-    outcome="ok",
-    reason=None,
-    status=200,
-    streamed=True,
-    attempts=1,
-    duration_s=1.2,
-    ttft_s=0.05,
-    client_stall_s=0.03,
-    usage=Usage(prompt_tokens=100, completion_tokens=20, cached_tokens=60),
-    inter_token_s=((0.0015, 3), (0.02, 16)),
-    with_tools=True,
-    tool_calls=2,
-    failures=(("invalid_json", 1), ("stray_marker", 4)),
-)
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 

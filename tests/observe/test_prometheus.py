@@ -17,31 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.events import DONE
 
-from gateway.events import AttemptStarted, Finished
+from gateway.events import AttemptStarted
 from gateway.observe.metrics import Metrics, Served
-from gateway.request import Usage
 from gateway.routing.inflight import InFlight
 
-DONE = Finished(
-    request_id="r",
-    dialect="openai_chat",
-    model="m",
-    engine="a",
-    format="hermes",
-    outcome="ok",
-    reason=None,
-    status=200,
-    streamed=True,
-    attempts=1,
-    duration_s=1.2,
-    ttft_s=0.05,
-    usage=Usage(prompt_tokens=100, completion_tokens=20, cached_tokens=60),
-    inter_token_s=((0.0015, 3), (0.02, 16)),
-    with_tools=True,
-    tool_calls=2,
-    failures=(("invalid_json", 1),),
-)
 HISTOGRAMS = ["time_to_first_token", "inter_token_latency", "request_duration", "client_stall"]
 QUERIES = {
     'interlock_requests_total{model="m",engine="a",dialect="openai_chat",outcome="ok"}': 1,
