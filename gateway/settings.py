@@ -198,7 +198,7 @@ class ModelSettings(_Settings):
     (only before the first byte), or end the request with an error."""
 
     hold_arguments: bool = False
-    """Hold a call's deltas back until it is whole, for clients that act on parts of a call."""
+    """Hold a call's deltas back until it is whole, for clients that act on parts of a call. Not with `format: engine`."""
 
     engines: Annotated[tuple[EngineSettings, ...], Field(strict=False), BeforeValidator(_some)]
     """The engines that serve this model."""

@@ -89,6 +89,8 @@ def _model_misfits(at: KeyPath, model: Mapping[str, Any], kinds: Mapping[str, Tr
         yield (*at, "source"), "is missing: give a GGUF file or a model directory, or set `format: engine`"
     if constrained and by_engine:
         yield (*at, "tools"), "`constrained` needs a `source` and a format other than `engine`"
+    if model.get("hold_arguments") is True and by_engine:
+        yield (*at, "hold_arguments"), "has no effect with `format: engine`: the engine's events pass as they come"
     for place, engine in _rows(model.get("engines"), (*at, "engines")):
         kind = engine.get("kind")
         traits = kinds.get(kind) if isinstance(kind, str) else None

@@ -231,6 +231,10 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
         engine_with(kind="openai").replace("source: m.gguf", "format: engine\n  tools: constrained"),
         ["f.yaml:4:3: models[0].tools: `constrained` needs a `source` and a format other than `engine`"],
     ),
+    "calls held back of an engine that parses": (
+        engine_with(kind="openai").replace("source: m.gguf", "format: engine\n  hold_arguments: true"),
+        ["f.yaml:4:3: models[0].hold_arguments: has no effect with `format: engine`: the engine's events pass as they come"],
+    ),
     "an engine to come": (
         engine_with(kind="vllm"),
         ["f.yaml:6:5: models[0].engines[0].kind: vllm is not supported by this version; supported: llamacpp, openai"],
