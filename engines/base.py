@@ -51,6 +51,14 @@ class Work:
     choice: int = 0
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
+    """A generated token's log probability, and the likeliest ids in its place with theirs, likeliest first."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class EngineFinish(msgspec.Struct, frozen=True, gc=False):
     """Why the engine stopped. `stop` covers end of turn; a grammar that was satisfied is `stop` too."""
 
@@ -63,6 +71,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     `tokens` counts the generated tokens that it carries, visible or not (0 for progress chunks). `ids` are complete or
     None. `stop_id` is set where one of the work's stop ids was generated: the turn ends before it, its own text is in no chunk.
     It may come one event after its token is counted, with `finish`, so that the usage and the connection are not lost.
+    It is not among `ids` either. `logprobs`, where the request asks for them, has an entry for each id, `stop_id` last.
     `deltas` and `raw` come from engines that parse themselves: what the event says, and the event's own data.
     """
 
@@ -75,6 +84,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     raw: bytes | None = None
     finish: EngineFinish | None = None
     usage: Usage | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Reader(Protocol):
@@ -137,3 +147,10 @@ class Engine(Protocol):
 
     def info(self, bodies: Sequence[bytes]) -> EngineInfo:
         """Reads the answers of `info_paths`. Never raises: what cannot be read is None."""
+
+    def tokenize(self, text: str, model: str | None) -> Call | None:
+        """The request for the ids of a text in which special tokens count and to which nothing is added; None where the engine
+        has none. `model` as in `Work`."""
+
+    def token_ids(self, body: bytes) -> tuple[int, ...]:
+        """Reads the answer to `tokenize`. Raises EngineBroke."""

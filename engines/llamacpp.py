@@ -78,6 +78,14 @@ class LlamaCpp:
             slots=props.total_slots or None,
         )
 
+    def tokenize(self, text: str, _model: str | None) -> Call:
+        """Special tokens written in the text count; no BOS is added."""
+        return Call("/tokenize", encode({"content": text, "add_special": False, "parse_special": True}))
+
+    def token_ids(self, body: bytes) -> tuple[int, ...]:
+        """From `/tokenize`."""
+        return tuple(read(_TOKENS, body).tokens)
+
 
 ENGINE = LlamaCpp
 
@@ -134,6 +142,11 @@ class _Props(msgspec.Struct):
     default_generation_settings: _Settings | None = None
 
 
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+_TOKENS = Decoder(_Tokens)
 _STEP = Decoder(_Step)
 _PROPS = Decoder(_Props)
 

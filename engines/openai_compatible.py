@@ -73,6 +73,13 @@ class OpenAiCompatible:
         meta = models[0].meta
         return EngineInfo(model=models[0].id, context_tokens=models[0].max_model_len or (meta.n_ctx if meta else None))
 
+    def tokenize(self, _text: str, _model: str | None) -> None:
+        """The gateway tokenises nothing for such an engine."""
+
+    def token_ids(self, _body: bytes) -> tuple[int, ...]:
+        """Never asked for."""
+        raise EngineBroke("This engine was not asked for ids.")
+
 
 ENGINE = OpenAiCompatible
 

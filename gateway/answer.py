@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from engines.base import Chunk
+from engines.base import Chunk, TokenLogprob
 from gateway.errors import AnswerRefused
 from gateway.formats.base import Parser
+from gateway.prompt.tokenizer import Detokenizer
 from gateway.request import (
     ContentText,
     Delta,
@@ -19,6 +20,8 @@ from gateway.request import (
     FinishReason,
     ParseFailure,
     ReasoningText,
+    TokenShown,
+    Tokens,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
@@ -72,7 +75,8 @@ class Checker(Protocol):
 class AnswerReader:
     """Reads the chunks of one choice of an engine that the gateway rendered for.
 
-    `one_call`: the client forbade parallel calls, so that the answer ends before a second one.
+    `detokenizer` is given where the engine streams every id: the text is then made of the ids. `data_of`, a token's bytes, is
+    given where the client wants the tokens too. `one_call`: the client forbade parallel calls, so that the answer ends before a second.
     """
 
     def __init__(
@@ -84,8 +88,12 @@ class AnswerReader:
         stop: tuple[str, ...] = (),
         one_call: bool = False,
         checker: Checker | None = None,
+        detokenizer: Detokenizer | None = None,
+        data_of: Callable[[int], bytes] | None = None,
     ) -> None:
         self._parser = parser
+        self._detokenizer = detokenizer
+        self._data_of = data_of
         self._rules = rules
         self._stop = StopMatcher(stop) if stop else None
         self._one_call = one_call
@@ -101,7 +109,7 @@ class AnswerReader:
         tally.tokens += chunk.tokens
         if chunk.usage is not None:
             tally.usage = chunk.usage
-        deltas = self._parser.feed(chunk.text) if chunk.text else []
+        deltas = self._parsed(chunk)
         if chunk.tokens and any(type(delta) is ReasoningText for delta in deltas):
             tally.reasoning_tokens += chunk.tokens
         if self._stop is not None:
@@ -111,7 +119,16 @@ class AnswerReader:
             deltas += self._rest(ended)
         if self._one_call:
             deltas = self._until_second_call(deltas)
+        if self._data_of is not None and chunk.tokens:
+            deltas = [_shown(chunk, self._data_of), *deltas]
         return self._judged(deltas) if deltas else deltas
+
+    def _parsed(self, chunk: Chunk) -> list[Delta]:
+        """What the format makes of the chunk's ids, where it is read by them, or of its text."""
+        detokenizer = self._detokenizer
+        if detokenizer is None:
+            return self._parser.feed(chunk.text) if chunk.text else []
+        return self._parser.feed_tokens([(token, detokenizer.add(token)) for token in chunk.ids]) if chunk.ids else []
 
     @property
     def _stopped(self) -> bool:
@@ -119,9 +136,14 @@ class AnswerReader:
 
     def _rest(self, reason: FinishReason) -> list[Delta]:
         """The end. What the parser gives back of a call that is none was data, in which no stop string counts."""
+        part = self._parser.feed(cut) if self._detokenizer is not None and (cut := self._detokenizer.finish()) else []
+        if self._stop is not None:
+            part = self._until_stop(part, self._stop)
+            if self._stopped:
+                return part
         held = self._stop.flush() if self._stop is not None else ""
         rest = self._parser.finish(reason, self.tally.final_usage())
-        return [ContentText(held), *rest] if held else rest
+        return [*part, ContentText(held), *rest] if held else [*part, *rest]
 
     def _until_second_call(self, deltas: list[Delta]) -> list[Delta]:
         """The answer's end comes before a second call."""
@@ -169,6 +191,23 @@ class AnswerReader:
                 for failure in self._checker.see(delta):
                     count(failure, self._rules, tally)
         return deltas
+
+
+def _shown(chunk: Chunk, data_of: Callable[[int], bytes]) -> Tokens:
+    """A chunk's tokens for a client that wants them."""
+    ids = (*(chunk.ids or ()), *(() if chunk.stop_id is None else (chunk.stop_id,)))
+    known: Sequence[TokenLogprob | None] = chunk.logprobs or [None] * len(ids)
+    if chunk.logprobs:
+        ids = tuple(entry.id for entry in chunk.logprobs)
+    tokens = tuple(_token_shown(token, entry, data_of) for token, entry in zip(ids, known, strict=True))
+    return Tokens(tokens, max(chunk.tokens - len(tokens), 0))
+
+
+def _token_shown(token: int, entry: TokenLogprob | None, data_of: Callable[[int], bytes]) -> TokenShown:
+    if entry is None:
+        return TokenShown(token, data_of(token))
+    top = tuple([TokenShown(other, data_of(other), logprob) for other, logprob in entry.top])
+    return TokenShown(token, data_of(token), entry.logprob, top)
 
 
 def count(failure: ParseFailure, rules: AnswerRules, tally: Tally) -> None:

@@ -128,7 +128,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     of the access log."""
     settings, models = configured.settings, configured.models
     for model in models:
-        if model.rendered is not None and (why := model.rendered.prompter.tokenised_whole):
+        if model.rendered is not None and (why := model.rendered.prompter.renderer.tokenised_whole):
             _log.warning("each prompt is tokenised whole: no segment of it can be kept", model=model.name, why=why)
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()

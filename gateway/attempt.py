@@ -118,7 +118,7 @@ class Attempt:
 
     async def _read(self, exchange: Exchange, reader: Reader, timer: StageTimer) -> bool:
         """Reads to the end; False where the answer missed its schema and nothing of it was delivered."""
-        course = course_of(self._job, self._choice)
+        course = course_of(self._job, self._choice, self._member.engine.traits)
         sse = SseReader()
         left = MAX_WHOLE_BYTES if not self._job.sink.streamed else None
         while not (reader.done or course.ended):

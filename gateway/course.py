@@ -7,14 +7,16 @@ Invariant: the encoder hears nothing of what was taken before `written` is asked
 from collections.abc import Sequence
 from typing import Protocol
 
-from engines.base import Chunk
+from engines.base import Chunk, Traits
 from gateway.answer import AnswerChecker, AnswerReader, CallChecker, PassedReader
 from gateway.errors import EngineBroke
 from gateway.formats.base import ParseOptions
 from gateway.formats.check import call_check
 from gateway.job import Job
 from gateway.model import Rendered
-from gateway.request import Delta, Finish, ParseFailure, Prompt
+from gateway.request import Delta, Finish, ParseFailure, Prompt, Tokens
+
+_UNSEEN = frozenset({ParseFailure, Finish, Tokens})  # what a reader of the answer does not see
 
 
 class Course(Protocol):
@@ -44,13 +46,15 @@ class RenderedCourse:
     The deltas of a whole answer are kept until the attempt is over, so that one that missed its schema can be repeated.
     """
 
-    def __init__(self, job: Job, rendered: Rendered, prompt: Prompt, choice: int) -> None:
-        request = job.request
+    def __init__(self, job: Job, rendered: Rendered, prompt: Prompt, choice: int, *, by_ids: bool) -> None:
+        """`by_ids`: the engine streams every id, so that the ids are what is read, and markers are ids."""
+        request, tokenizer = job.request, rendered.prompter.tokenizer
         parser = rendered.format_for(bool(request.offered)).parser(
             ParseOptions(
                 tools=request.offered,
                 prompt_tail=prompt.tail,
                 new_call_id=job.services.new_call_id,
+                marker_ids=tokenizer.special_ids if by_ids else {},
                 calls=request.tool_choice.mode != "none",
                 hold_arguments=rendered.hold_arguments or not job.sink.streamed,  # so that a call cut by the limit is its text
             )
@@ -62,6 +66,8 @@ class RenderedCourse:
             stop=request.stop,
             one_call=not request.parallel_tool_calls,
             checker=_answer_checker(job),
+            detokenizer=tokenizer.detokenizer() if by_ids else None,
+            data_of=tokenizer.data_of if request.logprobs is not None or request.return_token_ids else None,
         )
         self._encoder = job.encoder
         self._choice = choice
@@ -86,7 +92,7 @@ class RenderedCourse:
             deltas = self._reader.read(chunk)
             if deltas:
                 self._kept += deltas
-                seen = seen or any(type(delta) is not ParseFailure and type(delta) is not Finish for delta in deltas)
+                seen = seen or any(type(delta) not in _UNSEEN for delta in deltas)
         return seen
 
     def written(self) -> bytes:
@@ -174,11 +180,11 @@ def _answer_checker(job: Job) -> AnswerChecker | None:
     return AnswerChecker(job.check) if job.check is not None else None
 
 
-def course_of(job: Job, choice: int) -> Course:
-    """The course of the next attempt. A passed one has all choices."""
+def course_of(job: Job, choice: int, traits: Traits) -> Course:
+    """The course of the next attempt, on an engine with these traits. A passed one has all choices."""
     if job.prompt is None or job.model.rendered is None:
         return PassedCourse(job, job.request.n)
-    return RenderedCourse(job, job.model.rendered, job.prompt, choice)
+    return RenderedCourse(job, job.model.rendered, job.prompt, choice, by_ids=traits.streams_ids)
 
 
 def _endless() -> EngineBroke:

@@ -110,7 +110,9 @@ Constraint = JsonAnswer | CallAnswer
 class GenerateRequest:
     """What a client asked, in no dialect. `body` holds its own bytes, for engines that template and parse themselves.
 
-    The names in `template_kwargs` are identifiers of at most 64 characters, none of them the gateway's own.
+    The names in `template_kwargs` are identifiers of at most 64 characters, none of them the gateway's own. `logprobs` is how
+    many alternatives each token's log probability shall have, None where none is wanted. `continue_final_message`: the model goes on
+    where the last message, an assistant's, ends; `add_generation_prompt` is then False.
     """
 
     model: str
@@ -126,6 +128,10 @@ class GenerateRequest:
     include_usage: bool = False
     answer: JsonAnswer | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: int | None = None
+    return_token_ids: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     ignored: tuple[str, ...] = ()
     body: bytes = b""
 
@@ -220,6 +226,26 @@ class ToolCallEnd(msgspec.Struct, frozen=True, gc=False):
     index: int
 
 
+class TokenShown(msgspec.Struct, frozen=True, gc=False):
+    """A generated token: its id (-1 where the engine tells none), its bytes, its log probability (None where it was not asked
+    for), and the likeliest tokens in its place."""
+
+    id: int
+    data: bytes
+    logprob: float | None = None
+    top: tuple["TokenShown", ...] = ()
+
+
+class Tokens(msgspec.Struct, frozen=True, gc=False):
+    """The tokens that the deltas after it were made from, the one that ended the turn among them. Only for requests that ask.
+
+    `missing` counts tokens that the engine generated and never named.
+    """
+
+    tokens: tuple[TokenShown, ...]
+    missing: int = 0
+
+
 class ParseFailure(msgspec.Struct, frozen=True, gc=False):
     """Something in the model's output was not as its format says. Counted; never silent.
 
@@ -240,4 +266,4 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     usage: Usage
 
 
-Delta = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd | ParseFailure | Finish
+Delta = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd | Tokens | ParseFailure | Finish

@@ -21,6 +21,7 @@ from gateway.request import (
     GenerateRequest,
     ParseFailure,
     ReasoningText,
+    Tokens,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
@@ -169,7 +170,7 @@ class _StreamedChoice:
                 return self._call(encode({"index": index, "id": id, "type": "function", "function": function}))
             case Finish(reason):
                 return self._head + b'{},"finish_reason":' + encode(reason) + b"}" + self._tail
-            case ToolCallEnd() | ParseFailure():
+            case ToolCallEnd() | ParseFailure() | Tokens():
                 return b""
         assert_never(delta)
 
@@ -249,7 +250,7 @@ class _WholeChoice:
                 self.calls[index].ended = True
             case Finish(reason):
                 self.finish_reason = reason
-            case ParseFailure() | ContentText():
+            case ParseFailure() | ContentText() | Tokens():
                 pass
             case _:
                 assert_never(delta)

@@ -1,8 +1,10 @@
 """A request to the prompt of one model: text, ids, stop ids and what the engine must enforce.
 
-Invariant: `prompt` gives a Prompt or raises a ClientError that names the field; the same request gives the same prompt (but for
-the date, where the template asks for it); there is at most one BOS. What cannot fit is refused before it costs anything, and
-nothing that fits is.
+Three steps, of which only the middle one is costly, and may run elsewhere: `plan` maps the request to what the template can show,
+a Renderer makes text and ids of that, `finished` puts both together.
+
+Invariant: `plan` gives a Plan or raises a ClientError that names the field; the same request gives the same prompt (but for
+the date, where the template asks for it). What cannot fit is refused before it costs anything, and nothing that fits is.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from gateway.errors import BadRequest, ContextTooLong, ModelFileError, shown
+from gateway.errors import BadRequest, ModelFileError, shown
 from gateway.formats.base import CallSyntax
 from gateway.prompt.constrain import broken_calls, call_answer, restate
 from gateway.prompt.normalize import Turn, fit, sure_texts, tool_dict, turns, unread_kwargs
 from gateway.prompt.probe import Capabilities, probe
-from gateway.prompt.segments import Segments, cut_tokens
+from gateway.prompt.renderer import Draft, Renderer, Rendering, refuse_over
 from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
-from gateway.prompt.template import ChatTemplate
 from gateway.prompt.tokenizer import Tokenizer
 from gateway.request import Constraint, GenerateRequest, Prompt, ToolSpec
 
@@ -27,18 +28,20 @@ MAX_NOTES = 32  # of one prompt: a long history may give one for each message
 
 
 @dataclass(frozen=True, slots=True)
-class _Voice:
-    """One of the model's templates, and what it can do."""
+class Plan:
+    """A prompt before it is rendered: the draft, and what is known of the prompt without its text.
 
-    template: ChatTemplate
-    can: Capabilities
+    `opening` is how the assistant's turn begins in the draft's template, empty where it does not say.
+    """
+
+    draft: Draft
+    opening: str
+    constraint: Constraint | None
+    notes: tuple[str, ...]
 
 
 class Prompter:
-    """Speaks to one model. Calls may come from several threads where `guard`, a lock, keeps its cache whole.
-
-    `tokenised_whole` says why prompts are not tokenised in segments, and is empty where they are.
-    """
+    """Speaks to one model. Calls may come from several threads where `guard`, a lock, keeps its cache whole."""
 
     def __init__(
         self,
@@ -55,16 +58,17 @@ class Prompter:
         self._files = files
         self._mode = tools
         self._syntax = syntax
-        self._voice = _voice(files, DEFAULT, clock)
-        cuts, self.tokenised_whole = cut_tokens(files.tokenizer.added, _written(self._voice, files))
-        self._segments = Segments(files.tokenizer, cuts, guard=guard) if cuts else None
-        native_tools = tools == "native" and TOOL_USE in files.templates
-        self._tool_voice = _voice(files, TOOL_USE, clock) if native_tools else self._voice
+        self.renderer = Renderer(files, clock=clock, guard=guard)
+        self._can = {name: probe(self.renderer.templates[name], files.specials) for name in self._used()}
+
+    def _used(self) -> tuple[str, ...]:
+        """The templates that prompts are made with."""
+        return (DEFAULT, TOOL_USE) if self._mode == "native" and TOOL_USE in self._files.templates else (DEFAULT,)
 
     @property
     def capabilities(self) -> Capabilities:
         """What the template does with each kind of message; the one for tools, where the model has one of its own."""
-        return self._tool_voice.can
+        return self._can.get(TOOL_USE, self._can[DEFAULT])
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -86,31 +90,50 @@ class Prompter:
         return self.tokenizer.least_tokens(sure_texts(request.messages))
 
     def prompt(self, request: GenerateRequest, context_tokens: int | None = None) -> Prompt:
+        """All three steps. Raises as they do."""
+        plan = self.plan(request, context_tokens)
+        return self.finished(plan, self.renderer.render(plan.draft))
+
+    def plan(self, request: GenerateRequest, context_tokens: int | None = None) -> Plan:
         """Raises BadRequest with the field, and ContextTooLong where it cannot fit into `context_tokens`, told from its length
         alone: one that may fit is made and counted. With `tool_choice: none` the tools are not shown to the model."""
         if context_tokens is not None:
-            _refuse_over(context_tokens, self.least_tokens(request))
+            refuse_over(context_tokens, self.least_tokens(request))
         offered = _offered(request)
-        voice = self._tool_voice if offered else self._voice
-        constraint = self._constraint(request, offered, voice.can)
+        template = TOOL_USE if offered and TOOL_USE in self._can else DEFAULT
+        can = self._can[template]
+        constraint = self._constraint(request, offered, can)
         said = turns(request.messages)
         conversation, tools = self._stated(said, offered)
-        messages, notes = fit(conversation, voice.can)
-        text = voice.template.render(
-            {
-                **request.template_kwargs,
-                **self._files.specials,
-                "messages": messages,
-                "tools": tools,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
-        )
-        if context_tokens is not None:
-            _refuse_over(context_tokens, self.tokenizer.least_tokens((text,)))
+        messages, notes = fit(conversation, can)
+        variables = {
+            **request.template_kwargs,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
         broken = broken_calls(said) if self._mode == "constrained" else ()
-        unread = unread_kwargs(request.template_kwargs, voice.template.variables)
-        return self._finished(text, voice.can.opening, constraint, (*broken, *notes, *unread))
+        unread = unread_kwargs(request.template_kwargs, self.renderer.templates[template].variables)
+        return Plan(Draft(template, variables, context_tokens), can.opening, constraint, (*broken, *notes, *unread))
+
+    def finished(self, plan: Plan, rendering: Rendering) -> Prompt:
+        """The prompt that a plan's rendering makes."""
+        text, notes = rendering.text, plan.notes
+        if rendering.lost_bytes:
+            notes = (
+                f"{rendering.lost_bytes} bytes of the prompt have no token in the model's vocabulary and are left out",
+                *notes,
+            )
+        begin = text.rfind(plan.opening) if plan.opening else -1
+        return Prompt(
+            text=text,
+            ids=rendering.ids,
+            stop_ids=self._files.stop_ids,
+            constraint=plan.constraint,
+            notes=notes if len(notes) <= MAX_NOTES else (*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more"),
+            tail=text[begin:] if begin >= 0 else "",
+        )
 
     def _stated(self, conversation: list[Turn], offered: tuple[ToolSpec, ...]) -> tuple[list[Turn], list[dict[str, Any]] | None]:
         """The conversation, and the tools for the template where it shows them itself."""
@@ -142,40 +165,6 @@ class Prompter:
         if self._mode == "constrained":  # not trained for calls: it would make one after the other until the token limit
             return call_answer(request, self._syntax, max_calls=1)
         return call_answer(request, self._syntax)
-
-    def _finished(self, text: str, opening: str, constraint: Constraint | None, notes: tuple[str, ...]) -> Prompt:
-        tokenizer, bos = self._files.tokenizer, self._files.bos
-        if bos is not None and not text.startswith(bos):
-            text = bos + text
-        lost = tokenizer.lost(text)
-        if lost:
-            notes = (f"{len(lost)} bytes of the prompt have no token in the model's vocabulary and are left out", *notes)
-        begin = text.rfind(opening) if opening else -1
-        return Prompt(
-            text=text,
-            ids=self._segments.encode(text) if self._segments is not None else tokenizer.encode(text),
-            stop_ids=self._files.stop_ids,
-            constraint=constraint,
-            notes=notes if len(notes) <= MAX_NOTES else (*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more"),
-            tail=text[begin:] if begin >= 0 else "",
-        )
-
-
-def _voice(files: ModelFiles, name: str, clock: Callable[[], datetime]) -> _Voice:
-    template = ChatTemplate(files.templates[name], clock)
-    return _Voice(template, probe(template, files.specials))
-
-
-def _refuse_over(context_tokens: int, least_tokens: int) -> None:
-    """An answer needs one token of the context at the least."""
-    if least_tokens >= context_tokens:
-        raise ContextTooLong(least_tokens, context_tokens, at_least=True)
-
-
-def _written(voice: _Voice, files: ModelFiles) -> str:
-    """What the template itself writes around a user's message and the model's turn."""
-    messages = [{"role": "user", "content": "a"}]
-    return voice.template.render({**files.specials, "messages": messages, "add_generation_prompt": True})
 
 
 def _offered(request: GenerateRequest) -> tuple[ToolSpec, ...]:

@@ -140,6 +140,12 @@ class Tokenizer:
             return self._bytes[token_id].decode("utf-8", "replace")
         return self._added.get(token_id) or self._backend.decode([token_id], skip_special_tokens=False)
 
+    def data_of(self, token_id: int) -> bytes:
+        """A token's bytes, of which a character may need several tokens'; empty for an id that the vocabulary lacks."""
+        if self._byte_level:
+            return self._bytes[token_id] if 0 <= token_id < self._size else b""
+        return self.text_of(token_id).encode()
+
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one answer."""
         return _ByteTable(self._bytes) if self._byte_level else _Stream(self._backend)

@@ -31,7 +31,8 @@ from gateway.errors import (
 from gateway.events import NO_MODEL, Finished, Outcome, Received
 from gateway.formats.check import answer_check
 from gateway.job import Job, Ledger, Services
-from gateway.model import Model, fitted
+from gateway.model import Model
+from gateway.rendering import prompt_for
 from gateway.request import GenerateRequest, Prompt
 from gateway.server.stream import Client, ClientLeft, Header, read_body
 from gateway.session import serve
@@ -40,7 +41,6 @@ from gateway.wire.jsonio import Decoder, JsonError
 _log = structlog.get_logger("interlock.server")
 
 TELL_S = 1.0
-_THREAD_BODY_BYTES = 32 * 1024  # a longer request is rendered and tokenised in a thread, off the loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class _Exchange:
         if named:
             self._client.headers += ((b"x-interlock-ignored", ", ".join(named).encode("ascii", "replace")),)
         async with self._client as client:
-            prompt = self._prompt = await self._render(model, request)
+            prompt = self._prompt = await prompt_for(model, request, app.services.registry)
             answer = Answer(f"chatcmpl-{self._ledger.request_id}", int(app.unix_time()), request.model)
             self._encoder = app.dialect.encoder(request, answer)
             if request.stream:
@@ -145,20 +145,6 @@ class _Exchange:
             check = answer_check(request.answer) if request.answer is not None else None
             job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, check)
             await serve(job, app.admission)
-
-    async def _render(self, model: Model, request: GenerateRequest) -> Prompt | None:
-        """The prompt with its token limit, or None where the engine templates itself."""
-        if model.rendered is None:
-            return None
-        prompter = model.rendered.prompter
-        said = [engine.context_tokens for engine in self._app.services.registry.view(model.name).engines]
-        known = [context for context in (prompter.context_tokens, *said) if context is not None]
-        context = min(known, default=None)
-        if len(request.body) < _THREAD_BODY_BYTES:
-            prompt = prompter.prompt(request, context)
-        else:
-            prompt = await asyncio.to_thread(prompter.prompt, request, context)
-        return fitted(prompt, request.max_tokens, context)
 
     async def _fail(self, error: GatewayError) -> None:
         """Tells the client, if it is there; one that takes nothing is not waited for long."""

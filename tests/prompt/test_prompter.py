@@ -56,12 +56,11 @@ def test_the_tail_tells_whether_the_thought_is_open() -> None:
     assert forged.tail == "<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(("template", "text"), [("echo", "<s><|im_start|>user"), ("strict", "<s>[INST]hi[/INST]")])
-def test_there_is_one_bos_whoever_writes_it(template: str, text: str) -> None:
+@pytest.mark.parametrize(("template", "text", "bos"), [("echo", "<|im_start|>user", 0), ("strict", "<s>[INST]hi[/INST]", 1)])
+def test_bos_is_exactly_the_template_s(template: str, text: str, bos: int) -> None:
     prompt = prompter(template, add_bos_token=True).prompt(request())
     assert prompt.text.startswith(text)
-    assert prompt.ids.count(3) == 1
-    assert prompt.ids[0] == 3
+    assert prompt.ids.count(3) == bos
 
 
 def test_native_tools_are_the_template_s() -> None:
@@ -278,9 +277,9 @@ def test_smollm2_as_its_template_says() -> None:
 
 
 def test_a_prompter_says_why_it_tokenises_prompts_whole() -> None:
-    assert prompter("echo").tokenised_whole == ""
+    assert prompter("echo").renderer.tokenised_whole == ""
     plain = [1] * (len(CONTROL) + len(DEFINED) + 256 + len(WORDS))  # no token of the template is special
     whole = prompter("echo", token_type=plain)
-    assert whole.tokenised_whole == "the template writes no special token that is sure to be found"
+    assert whole.renderer.tokenised_whole == "the template writes no special token that is sure to be found"
     prompt = whole.prompt(request())
     assert prompt.ids == whole.tokenizer.encode(prompt.text)

@@ -1,0 +1,24 @@
+"""A client's request to its prompt: what both the answer and the debugging routes are made from."""
+
+import asyncio
+
+from gateway.fleet.registry import Registry
+from gateway.model import Model, fitted
+from gateway.request import GenerateRequest, Prompt
+
+_THREAD_BODY_BYTES = 32 * 1024  # a longer request is rendered and tokenised in a thread, off the loop
+
+
+async def prompt_for(model: Model, request: GenerateRequest, registry: Registry) -> Prompt | None:
+    """The prompt with its token limit, or None where the engine templates itself. Raises a ClientError."""
+    if model.rendered is None:
+        return None
+    prompter = model.rendered.prompter
+    said = [engine.context_tokens for engine in registry.view(model.name).engines]
+    known = [context for context in (prompter.context_tokens, *said) if context is not None]
+    context = min(known, default=None)
+    if len(request.body) < _THREAD_BODY_BYTES:
+        prompt = prompter.prompt(request, context)
+    else:
+        prompt = await asyncio.to_thread(prompter.prompt, request, context)
+    return fitted(prompt, request.max_tokens, context)
