@@ -20,8 +20,8 @@ from gateway.request import (
     FinishReason,
     ParseFailure,
     ReasoningText,
-    TokenShown,
     Tokens,
+    TokenShown,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
@@ -76,7 +76,8 @@ class AnswerReader:
     """Reads the chunks of one choice of an engine that the gateway rendered for.
 
     `detokenizer` is given where the engine streams every id: the text is then made of the ids. `data_of`, a token's bytes, is
-    given where the client wants the tokens too. `one_call`: the client forbade parallel calls, so that the answer ends before a second.
+    given where the client wants the tokens too. `one_call`: the client forbade parallel calls, so that the answer ends before a
+    second.
     """
 
     def __init__(

@@ -111,8 +111,8 @@ class GenerateRequest:
     """What a client asked, in no dialect. `body` holds its own bytes, for engines that template and parse themselves.
 
     The names in `template_kwargs` are identifiers of at most 64 characters, none of them the gateway's own. `logprobs` is how
-    many alternatives each token's log probability shall have, None where none is wanted. `continue_final_message`: the model goes on
-    where the last message, an assistant's, ends; `add_generation_prompt` is then False.
+    many alternatives each token's log probability shall have, None where none is wanted. `continue_final_message`: the model goes
+    on where the last message, an assistant's, ends; `add_generation_prompt` is then False.
     """
 
     model: str
