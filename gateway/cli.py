@@ -18,12 +18,16 @@ from rich.console import Console
 from engines.local import EngineStartError, find_model, model_file
 from gateway import process
 from gateway.app import configure, secrets
-from gateway.errors import ModelFileError, SettingsError
+from gateway.errors import BadRequest, ModelFileError, SettingsError
+from gateway.formats.registry import load as load_formats
 from gateway.observe.logs import configure_logging, record_writer
+from gateway.parsing import chunking, read_case, read_tools
+from gateway.parsing import parse as parse_case
 from gateway.server.listen import PortTaken
 from gateway.settings import ServerSettings
 from gateway.up import NotUp
 from gateway.up import up as bring_up
+from gateway.wire.jsonio import encode
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -96,6 +100,40 @@ def up(
     _run(main, sockets)
 
 
+@app.command()
+def parse(
+    *,
+    form: Annotated[str | None, typer.Option("--format", help="The format's name, or an engine's name for its parser.")] = None,
+    tools: Annotated[Path | None, typer.Option(help="A JSON list of the tools offered.", exists=True, dir_okay=False)] = None,
+    prompt_tail: Annotated[str, typer.Option(help="How the prompt ends: it decides whether the thought is open.")] = "",
+    finish_reason: Annotated[str, typer.Option(help="Why the engine stopped: stop or length.")] = "stop",
+    chunks: Annotated[str, typer.Option(help="How the output comes: one, char or random:SEED.")] = "one",
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="Read one JSON object a line instead.")] = False,
+) -> None:
+    """Parse a model's raw output from standard input, and print the message as JSON."""
+    formats, cut = load_formats(), chunking(chunks)
+    data = sys.stdin.buffer.read()
+    if not jsonl:
+        offered = read_tools(tools.read_bytes()) if tools is not None else None
+        data = encode(
+            {"format": form, "raw": _text(data), "tools": offered, "prompt_tail": prompt_tail, "finish_reason": finish_reason}
+        )
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            typer.echo(encode(parse_case(read_case(line), formats, cut)))
+        except BadRequest as error:
+            _fail(f"{f'line {number}: ' if jsonl else ''}{f'{error.param}: ' if error.param else ''}{error.message}", 2)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"not UTF-8 at byte {error.start}", param="standard input") from None
+
+
 def _served_name(model: Path) -> str:
     """What a local model is called: its file's name without the ending, in characters that a name may have."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in model.stem)[:128]
@@ -119,6 +157,8 @@ def main() -> None:
         for problem in error.problems:
             print(f"interlock: {problem}", file=sys.stderr)
         sys.exit(2)
+    except BadRequest as error:
+        _fail(f"{error.param}: {error.message}" if error.param else error.message, 2)
     except (PortTaken, EngineStartError, ModelFileError, NotUp) as error:
         _fail(str(error))
 

@@ -309,3 +309,29 @@ def test_a_service_that_ends_by_itself_is_a_success(
     code, out, err = run("up", "--model", tiny_model(), "--port", "0")
     assert (code, out, err) == (0, "\nEnded: the gateway and its engine.\n", "")
     assert len(served) == 2
+
+
+def parse_command(*arguments: str, said: bytes) -> tuple[int, list[Any], str]:
+    done = subprocess.run([interlock(), "parse", *arguments], input=said, capture_output=True, check=False)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr.decode()
+
+
+def test_parse_prints_the_message(tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"name": "f"}]')
+    said = b'<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    code, (message,), _ = parse_command("--format", "qwen25", "--tools", str(tools), "--chunks", "char", said=said)
+    assert (code, message["tool_calls"]) == (0, [{"id": "call_0", "name": "f", "arguments": "{}"}])
+    assert (message["failures"], message["finish_reason"]) == ([], "tool_calls")
+
+
+def test_parse_reads_a_case_a_line_and_names_the_bad_one() -> None:
+    lines = b'{"format": "hermes", "raw": "a"}\n\n{"format": "plain", "raw": "b"}\n{"raw": "c"}\n'
+    code, messages, errors = parse_command("--jsonl", said=lines)
+    assert [message["content"] for message in messages] == ["a", "b"]
+    assert (code, errors) == (2, "interlock: line 4: format: '' is no format; known: " + errors.partition("known: ")[2])
+
+
+def test_parse_refuses_what_is_no_text() -> None:
+    code, messages, errors = parse_command("--format", "plain", said=b"\xff")
+    assert (code, messages, errors) == (2, [], "interlock: standard input: not UTF-8 at byte 0\n")

@@ -1,0 +1,193 @@
+"""Raw model output to the parsed message, for `interlock parse`: the same parsers as in the gateway, without an engine.
+
+Invariant: however the output is cut into chunks, the result is the same. Offsets and spans are half-open, in code points of the
+raw output.
+"""
+
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.errors import BadRequest, shown
+from gateway.formats.base import Format, ParseOptions
+from gateway.request import (
+    ContentText,
+    Delta,
+    Finish,
+    ParseFailure,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolSpec,
+    Usage,
+)
+from gateway.wire.jsonio import Decoder, JsonError
+
+NO_ID = -1  # of a piece of text that is no marker
+MAX_PIECE = 12  # characters of a random chunk
+Chunks = Callable[[list[str]], Iterator[list[str]]]
+
+
+class _Function(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(msgspec.Struct):
+    """A tool, as in a chat request or as the bare function."""
+
+    type: str | None = None
+    function: _Function | None = None
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Case(msgspec.Struct, kw_only=True):
+    """One output, and what its parser is told: a line of `--jsonl`. `literal_spans` are the places at which text that spells a
+    single-token marker is text."""
+
+    raw: str
+    format: str | None = None
+    tools: list[_Tool] | None = None
+    prompt_tail: str = ""
+    finish_reason: Literal["stop", "length"] = "stop"
+    literal_spans: list[tuple[int, int]] | None = None
+
+
+_CASE: Decoder[Case] = Decoder(Case)
+_TOOLS: Decoder[list[_Tool]] = Decoder(list[_Tool])
+
+
+def read_case(line: bytes) -> Case:
+    """One line of `--jsonl`. Raises BadRequest with the field."""
+    try:
+        return _CASE.decode(line)
+    except JsonError as error:
+        raise BadRequest(error.message, param=error.path) from None
+
+
+def read_tools(data: bytes) -> list[_Tool]:
+    """The tools of a file: a JSON list of them. Raises BadRequest with the field."""
+    try:
+        return _TOOLS.decode(data)
+    except JsonError as error:
+        raise BadRequest(error.message, param=error.path) from None
+
+
+def chunking(name: str) -> Chunks:
+    """How output is cut: `one`, `char` or `random:SEED`. Raises BadRequest."""
+    if name == "one":
+        return lambda pieces: iter([pieces])
+    if name == "char":
+        return lambda pieces: ([character] for piece in pieces for character in piece)
+    kind, _, seed = name.partition(":")
+    if kind == "random" and seed.isdigit():
+        return lambda pieces: _random_chunks(pieces, random.Random(int(seed)))  # noqa: S311  repeatable on purpose
+    raise BadRequest(f"{shown(name)} is not one of one, char, random:SEED", param="chunks")
+
+
+def _random_chunks(pieces: Iterable[str], source: random.Random) -> Iterator[list[str]]:
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            size = source.randint(1, MAX_PIECE)
+            yield [piece[at : at + size]]
+            at += size
+
+
+def parse(case: Case, formats: Mapping[str, Format], chunks: Chunks) -> Mapping[str, Any]:
+    """The parsed message as plain JSON values. Raises BadRequest with the field."""
+    if case.format is None or case.format not in formats:
+        known = ", ".join(sorted({each.name for each in formats.values()}))
+        raise BadRequest(f"{shown(case.format or '')} is no format; known: {known}", param="format")
+    return _folded(_deltas(case, formats[case.format], chunks))
+
+
+def _deltas(case: Case, form: Format, chunks: Chunks) -> list[Delta]:
+    numbers = itertools.count()
+    literal = bool(case.literal_spans)
+    markers = {text: number for number, text in enumerate(form.visible)} if literal else {}
+    parser = form.parser(
+        ParseOptions(
+            tools=tuple(_spec(tool, index) for index, tool in enumerate(case.tools or ())),
+            prompt_tail=case.prompt_tail,
+            new_call_id=lambda: f"call_{next(numbers)}",
+            marker_ids=markers,
+            hold_arguments=True,
+        )
+    )
+    deltas: list[Delta] = []
+    if not literal:
+        for piece in chunks([case.raw]):
+            deltas += parser.feed("".join(piece))
+    else:
+        for token, text in _tokens(case.raw, markers, case.literal_spans or ()):
+            tokens = [(token, text)] if token != NO_ID else [(NO_ID, part) for part in itertools.chain(*chunks([text]))]
+            for each in tokens:
+                deltas += parser.feed_tokens([each])
+    return deltas + parser.finish(case.finish_reason, Usage())
+
+
+def _tokens(raw: str, markers: Mapping[str, int], spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, str]]:
+    """The output as tokens: its markers, but for those in the spans, and the text between them."""
+    for begin, end in spans:
+        if not 0 <= begin <= end <= len(raw):
+            raise BadRequest(f"[{begin}, {end}) is no part of raw, which has {len(raw)} characters", param="literal_spans")
+    begun = 0
+    pattern = "|".join(re.escape(text) for text in sorted(markers, key=len, reverse=True))
+    for found in re.finditer(pattern, raw) if pattern else ():
+        if not any(begin < found.end() and found.start() < end for begin, end in spans):
+            yield NO_ID, raw[begun : found.start()]
+            yield markers[found[0]], found[0]
+            begun = found.end()
+    yield NO_ID, raw[begun:]
+
+
+def _spec(tool: _Tool, index: int) -> ToolSpec:
+    function = tool.function
+    if function is None and tool.name is None:
+        raise BadRequest("a tool needs a name", param=f"tools[{index}].name")
+    if function is None:
+        return ToolSpec(tool.name or "", tool.description, tool.parameters)
+    return ToolSpec(function.name, function.description, function.parameters)
+
+
+def _folded(deltas: Iterable[Delta]) -> Mapping[str, Any]:
+    """The whole answer: a call that never ended is none."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls: dict[int, tuple[ToolCallStart, list[str]]] = {}
+    whole: list[Mapping[str, str]] = []
+    failures: list[Mapping[str, Any]] = []
+    finish: str | None = None
+    for delta in deltas:
+        match delta:
+            case ReasoningText(text):
+                reasoning.append(text)
+            case ContentText(text):
+                content.append(text)
+            case ToolCallStart(index):
+                calls[index] = (delta, [])
+            case ToolCallArguments(index, text):
+                calls[index][1].append(text)
+            case ToolCallEnd(index):
+                start, pieces = calls[index]
+                whole.append({"id": start.id, "name": start.name, "arguments": "".join(pieces)})
+            case ParseFailure(kind, index, offset, recovered):
+                failures.append({"kind": kind, "index": index, "offset": offset, "recovered": recovered})
+            case Finish(reason):
+                finish = reason
+    return {
+        "reasoning": "".join(reasoning) or None,
+        "content": "".join(content) or None,
+        "tool_calls": whole,
+        "failures": failures,
+        "finish_reason": finish,
+    }

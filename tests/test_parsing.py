@@ -1,0 +1,89 @@
+"""`interlock parse`: raw output in, the message out, the same however it is cut."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gateway.errors import BadRequest
+from gateway.formats.registry import load
+from gateway.parsing import chunking, parse, read_case, read_tools
+
+FORMATS = load()
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
+]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é 🦙"}}\n</tool_call>'
+
+
+def parsed(chunks: str = "one", **case: Any) -> Mapping[str, Any]:
+    line = json.dumps({"format": "hermes", "tools": TOOLS, **case}).encode()
+    return parse(read_case(line), FORMATS, chunking(chunks))
+
+
+@pytest.mark.parametrize("chunks", ["one", "char", "random:1", "random:77"])
+@pytest.mark.parametrize("spans", [None, [[0, 0]]])
+def test_the_message_is_the_same_however_it_is_cut(chunks: str, spans: list[list[int]] | None) -> None:
+    assert parsed(chunks, raw=f"<think>hm</think>Hi{CALL}", literal_spans=spans) == {
+        "reasoning": "hm",
+        "content": "Hi",
+        "tool_calls": [{"id": "call_0", "name": "f", "arguments": '{"a": "é 🦙"}'}],
+        "failures": [],
+        "finish_reason": "tool_calls",
+    }
+
+
+@pytest.mark.parametrize("chunks", ["one", "char", "random:5"])
+def test_a_marker_in_a_literal_span_is_text(chunks: str) -> None:
+    raw = f"Say <tool_call>: {CALL}"
+    said = parsed(chunks, raw=raw, literal_spans=[[4, 15]])
+    assert (said["content"], len(said["tool_calls"])) == ("Say <tool_call>: ", 1)
+    assert said["failures"] == []
+    told = parsed(chunks, raw=raw)  # without the span the marker opens a block that holds no call
+    assert [(each["kind"], each["index"], each["recovered"]) for each in told["failures"]] == [("invalid_json", None, False)]
+
+
+def test_the_prompt_s_tail_alone_decides_whether_the_thought_is_open() -> None:
+    assert parsed(raw="hm</think>Hi", prompt_tail="<think>\n")["reasoning"] == "hm"
+    assert parsed(raw="hm</think>Hi")["reasoning"] is None
+
+
+def test_the_text_of_a_call_that_the_limit_cut_is_content() -> None:
+    cut = parsed("char", raw=CALL[:40], finish_reason="length")
+    assert (cut["content"], cut["tool_calls"], cut["finish_reason"]) == (CALL[:40], [], "length")
+    assert [each["kind"] for each in cut["failures"]] == ["truncated_call"]
+
+
+def test_tools_are_objects_of_a_chat_request_or_bare_functions() -> None:
+    assert parsed(raw=CALL, tools=[{"name": "f"}])["failures"] == []
+    assert [each["kind"] for each in parsed(raw=CALL, tools=[])["failures"]] == ["unknown_tool"]
+    assert [tool.name for tool in read_tools(b'[{"name": "f"}]')] == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("case", "param"),
+    [
+        ({"raw": "", "format": "nope"}, "format"),
+        ({"raw": "", "format": None}, "format"),
+        ({"raw": 1}, "raw"),
+        ({"raw": "", "finish_reason": "eos"}, "finish_reason"),
+        ({"raw": "ab", "literal_spans": [[1, 3]]}, "literal_spans"),
+        ({"raw": "", "tools": [{"type": "function"}]}, "tools[0].name"),
+    ],
+)
+def test_what_is_wrong_is_named(case: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parsed(**case)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["", "two", "random", "random:", "random:x"])
+def test_unknown_chunks_are_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match="one, char, random:SEED"):
+        chunking(name)
+
+
+def test_a_file_that_holds_no_tools_is_refused() -> None:
+    with pytest.raises(BadRequest, match="expected"):
+        read_tools(b"{}")
