@@ -119,6 +119,7 @@ class ChatBody(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    return_token_ids: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     temperature: float | None = None

@@ -107,7 +107,6 @@ def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Lim
     for name, low, high, words in _RANGES:
         checks.between(name, getattr(body, name), low, high, words)
     tools, tool_choice = _tool_choice(body, _tools(body, limits))
-    _check_logprobs(body, limits)
     return GenerateRequest(
         model=body.model,
         messages=_messages(body.messages),
@@ -122,6 +121,8 @@ def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Lim
         include_usage=bool(body.stream and body.stream_options and body.stream_options.include_usage),
         answer=_answer(body.response_format, limits),
         template_kwargs=_template_kwargs(body, limits),
+        logprobs=_logprobs(body, limits),
+        return_token_ids=bool(body.return_token_ids),
         ignored=checks.fit_for_header((*mended, *_ignored(fields, body))),
         body=data,
     )
@@ -272,12 +273,14 @@ def _chosen(param: str, choice: str | NamedChoice | NamedFunction | None) -> Too
     raise invalid(param, "must be 'none', 'auto', 'required', or name a function or the allowed tools")
 
 
-def _check_logprobs(body: ChatBody, limits: Limits) -> None:
+def _logprobs(body: ChatBody, limits: Limits) -> int | None:
+    """How many alternatives each token shall have; None where no log probabilities are wanted."""
     checks.between("top_logprobs", body.top_logprobs, 0, limits.logprobs, f"between 0 and {limits.logprobs}")
     if body.logprobs:
-        raise BadRequest("'logprobs' is not served: this version returns no log probabilities.", param="logprobs")
+        return body.top_logprobs or 0
     if body.top_logprobs:
-        raise invalid("top_logprobs", "it needs `logprobs`, which this version does not serve")
+        raise invalid("top_logprobs", "it needs `logprobs: true`")
+    return None
 
 
 def _sampling(body: ChatBody, limits: Limits) -> Sampling:

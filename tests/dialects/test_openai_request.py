@@ -124,11 +124,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a"] * 17}, "stop", "at most 16 stop strings, got 17"),
     ({"stop": ["a", 1]}, "stop[1]", "expected a string"),
     # logprobs, logit_bias
-    ({"logprobs": True}, "logprobs", "returns no log probabilities"),
     ({"logprobs": 5}, "logprobs", "expected a boolean"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
     ({"top_logprobs": -1}, "top_logprobs", "between 0 and 20"),
-    ({"top_logprobs": 2}, "top_logprobs", "needs `logprobs`"),
+    ({"top_logprobs": 2}, "top_logprobs", "needs `logprobs: true`"),
+    ({"logprobs": False, "top_logprobs": 2}, "top_logprobs", "needs `logprobs: true`"),
+    ({"return_token_ids": 1}, "return_token_ids", "expected a boolean"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is no token id"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is no token id"),
     ({"logit_bias": {"٣": 1}}, "logit_bias", "is no token id"),
@@ -298,7 +299,7 @@ def test_null_is_as_good_as_absent() -> None:
         **dict.fromkeys(
             (
                 *("tools", "functions", "tool_choice", "function_call", "parallel_tool_calls", "response_format", "n", "stop"),
-                *("stream", "stream_options", "logprobs", "top_logprobs", "reasoning_effort", "chat_template_kwargs"),
+                *("stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "reasoning_effort"),
                 *(
                     "temperature",
                     "top_p",
@@ -310,10 +311,33 @@ def test_null_is_as_good_as_absent() -> None:
                     "seed",
                 ),
                 *("logit_bias", "min_tokens", "ignore_eos", "max_tokens", "max_completion_tokens", "chat_template", "user"),
+                "chat_template_kwargs",
             )
         )
     )
     assert replace(with_nulls, body=b"") == replace(read(), body=b"")
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_log_probabilities(fields: dict[str, Any], logprobs: int | None) -> None:
+    request = read(**fields)
+    assert (request.logprobs, request.ignored) == (logprobs, ())
+
+
+def test_token_ids() -> None:
+    request = read(return_token_ids=True)
+    assert (request.return_token_ids, request.ignored) == (True, ())
+    assert not read(return_token_ids=False).return_token_ids
 
 
 def test_sampling() -> None:
