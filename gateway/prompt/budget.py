@@ -1,12 +1,13 @@
-"""What one render of an untrusted template may use: steps, characters, and the size of any one value.
+"""What one render of an untrusted template may use: steps, seconds, characters, and the size of any one value.
 
 Invariant: an operation that could make a value larger than its inputs together is checked before it runs. So a render ends after
-at most `steps` steps with values of at most `value_chars` characters. What is not counted is the cost of one step on such a
-value (a comparison, `in`, a slice): that needs a limit in seconds, which only a process that can be killed gives.
+at most `steps` steps with values of at most `value_chars` characters. What one step on such a value costs (a comparison, `in`, a
+slice) is not counted: where a clock is given, steps that are slow are stopped after `wall_s`, give or take a few of them. A step
+that does not end is stopped only in a process that can be killed: see `gateway.prompt.pool`.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,11 +16,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Caps on one render. `made_chars` is the sum over all strings made on the way, thrown away or not.
+    """Caps on one render. `made_chars` is the sum over all strings made on the way, thrown away or not; `wall_s` are seconds.
 
     A render has `steps` and `message_steps` for each message: the costliest of 40 real templates takes 200 a message at 300.
     """
 
+    wall_s: float = 2.0
     steps: int = 1_000_000
     message_steps: int = 2_000
     made_chars: int = 256_000_000
@@ -33,6 +35,7 @@ class OverBudget(Exception):
     """The render would use more than its limits allow; the message says which."""
 
 
+_STEPS_A_LOOK = 16  # at the clock: the slowest single step, on values of `value_chars`, takes some 20 ms
 _WIDE_FIELD = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a width of five digits, or one taken from the arguments
 _PADDED = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "batch", "slice"})
 _TO_TEXT = frozenset(
@@ -41,14 +44,17 @@ _TO_TEXT = frozenset(
 
 
 class Budget:
-    """The counters of one render."""
+    """The counters of one render. Without a clock, `seconds`, it may take as long as its steps take."""
 
-    __slots__ = ("_chars", "_limits", "_most_steps", "_steps")
+    __slots__ = ("_chars", "_ends_s", "_limits", "_most_steps", "_seconds", "_steps", "_unlooked")
 
-    def __init__(self, limits: Limits, messages: int = 0) -> None:
+    def __init__(self, limits: Limits, messages: int = 0, seconds: Callable[[], float] | None = None) -> None:
         self._limits = limits
         self._steps = self._most_steps = limits.steps + messages * limits.message_steps
         self._chars = limits.made_chars
+        self._seconds = seconds
+        self._ends_s = seconds() + limits.wall_s if seconds is not None else 0.0
+        self._unlooked = _STEPS_A_LOOK
 
     def step(self, cost: int = 1, chars: int = 0) -> None:
         """Counts work that is about to be done."""
@@ -58,6 +64,11 @@ class Budget:
             raise OverBudget(f"it takes more than {self._most_steps} steps")
         if self._chars < 0:
             raise OverBudget(f"it makes more than {self._limits.made_chars} characters")
+        self._unlooked -= 1
+        if not self._unlooked:
+            self._unlooked = _STEPS_A_LOOK
+            if self._seconds is not None and self._seconds() > self._ends_s:
+                raise OverBudget(f"it takes more than {self._limits.wall_s:g} s")
 
     def made(self, value: object) -> None:
         """Counts a new value."""

@@ -39,12 +39,19 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtime
 class ChatTemplate:
     """A compiled template. Renders may run in several threads at once."""
 
-    def __init__(self, source: str, clock: Callable[[], datetime], limits: Limits | None = None) -> None:
-        """Raises ModelFileError where the template does not compile."""
+    def __init__(
+        self,
+        source: str,
+        clock: Callable[[], datetime],
+        limits: Limits | None = None,
+        seconds: Callable[[], float] | None = None,
+    ) -> None:
+        """`clock` tells templates the date; `seconds`, which only grows, holds renders to `Limits.wall_s`. Raises ModelFileError
+        where the template does not compile."""
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelFileError(f"The model's chat template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}.")
         self._limits = limits or Limits()
-        environment = _Environment(clock, self._limits)
+        environment = _Environment(clock, self._limits, seconds)
         try:
             parsed = environment.parse(source)
             self.variables = frozenset(find_undeclared_variables(parsed))
@@ -60,7 +67,7 @@ class ChatTemplate:
         except _Refusal as error:
             raise BadRequest(f"The model's chat template refuses these messages: {_text(error)}", param="messages") from None
         except OverBudget as error:
-            raise BadRequest(f"The model's chat template was stopped: {_text(error)}.", param="messages") from None
+            raise stopped(_text(error)) from None
         except (TemplateError, *_FAULTS) as error:
             raise BadRequest(f"The model's chat template cannot render this: {_text(error)}", param="messages") from None
 
@@ -73,6 +80,11 @@ class ChatTemplate:
             yield piece
 
 
+def stopped(why: str) -> BadRequest:
+    """The refusal of messages with which the template would use more than it may."""
+    return BadRequest(f"The model's chat template was stopped: {why}.", param="messages")
+
+
 class _Refusal(TemplateError):
     """The template called `raise_exception`."""
 
@@ -83,7 +95,7 @@ class _Context(Context):
     def __init__(self, environment: "_Environment", parent: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, parent, *args, **kwargs)
         messages = parent.get("messages")
-        self.budget = Budget(environment.limits, len(messages) if isinstance(messages, list) else 0)
+        self.budget = Budget(environment.limits, len(messages) if isinstance(messages, list) else 0, environment.seconds)
 
 
 class _Generation(Extension):
@@ -97,14 +109,15 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Counts every loop pass, macro call, filter, method and operator against the budget of the render."""
+    """Counts every loop pass, macro call, filter, method, operator and comparison against the budget of the render."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = _Context
 
-    def __init__(self, clock: Callable[[], datetime], limits: Limits) -> None:
+    def __init__(self, clock: Callable[[], datetime], limits: Limits, seconds: Callable[[], float] | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_finalize)
         self.limits = limits
+        self.seconds = seconds
         self.globals |= {
             "raise_exception": _raise,
             "strftime_now": lambda pattern: clock().strftime(pattern),
@@ -151,34 +164,44 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _instrument(source: nodes.Template) -> None:
-    """Puts a charge at the head of each body that can run more than once, and makes `~` countable."""
+    """Puts a charge at the head of each body that can run more than once and before each comparison and slice, which can be slow;
+    makes `~` countable."""
     bodies: list[nodes.For | nodes.Macro | nodes.CallBlock] = []
     for kind in (nodes.For, nodes.Macro, nodes.CallBlock):
         bodies += source.find_all(kind)
     for node in bodies:
         data = sum(len(piece.data) for piece in node.find_all(nodes.TemplateData))
-        charge = nodes.Filter(nodes.Const(data), _CHARGE, [], [], None, None)
+        charge = _charged(data)
         node.body.insert(0, nodes.ExprStmt(charge))
         if isinstance(node, nodes.For) and node.test is not None:
             node.test = nodes.And(charge, node.test)
-    _replace_concats(source)
+    _replace(source)
 
 
-def _replace_concats(node: nodes.Node) -> None:
+def _replace(node: nodes.Node) -> None:
+    """Innermost first: a node's own parts are replaced before it is."""
+    for child in node.iter_child_nodes():
+        _replace(child)
     for name, value in [*node.iter_fields()]:
         if isinstance(value, list):
-            setattr(node, name, [_concat(item) for item in value])
+            setattr(node, name, [_counting(item) for item in value])
         elif isinstance(value, nodes.Node):
-            setattr(node, name, _concat(value))
-    for child in node.iter_child_nodes():
-        _replace_concats(child)
+            setattr(node, name, _counting(value))
 
 
-def _concat(node: Any) -> Any:
-    if not isinstance(node, nodes.Concat):
-        return node
-    pieces = nodes.List(node.nodes).set_lineno(node.lineno)
-    return nodes.Filter(pieces, _JOINED, [], [], None, None).set_lineno(node.lineno)
+def _counting(node: Any) -> Any:
+    match node:
+        case nodes.Concat():
+            pieces = nodes.List(node.nodes).set_lineno(node.lineno)
+            return nodes.Filter(pieces, _JOINED, [], [], None, None).set_lineno(node.lineno)
+        case nodes.Compare() | nodes.Getitem(arg=nodes.Slice()):
+            return nodes.And(_charged(0), node).set_lineno(node.lineno)  # the charge is true: the node's own value comes out
+        case _:
+            return node
+
+
+def _charged(data_chars: int) -> nodes.Filter:
+    return nodes.Filter(nodes.Const(data_chars), _CHARGE, [], [], None, None)
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

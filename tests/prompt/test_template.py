@@ -1,5 +1,7 @@
 import time
+from collections.abc import Callable
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 import pytest
@@ -184,6 +186,48 @@ def test_three_million_passes_and_300_mb_are_stopped_soon(source: str) -> None:
     began_s = time.perf_counter()
     assert "was stopped" in refusal(source)
     assert time.perf_counter() - began_s < 5
+
+
+def ticking(step_s: float) -> Callable[[], float]:
+    moments = count(0, step_s)
+    return lambda: next(moments)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ('a' * 9000 + 'b') in 'a' * 9000 }}",
+        "{{ 'b' not in x }}",
+        "{{ x == y }}",
+        "{{ x[1:] | length }}",
+        "{% set z = x[:-1] %}",
+        "{% if x < y < z %}{% endif %}",
+        "{{ x if x != y }}",
+    ],
+)
+def test_slow_operations_are_counted_so_that_they_end_in_time(source: str) -> None:
+    """However many stand in a row, outside of any loop."""
+    with pytest.raises(BadRequest, match="was stopped: it takes more than 2 s") as caught:
+        ChatTemplate(source * 100, fixed_clock, None, ticking(1.0)).render({"x": "aa", "y": "ab", "z": "b"})
+    assert caught.value.param == "messages"
+
+
+def test_a_render_within_its_time_is_not_stopped() -> None:
+    template = ChatTemplate("{% for i in range(1000) %}{{ i in [1] }}{% endfor %}", fixed_clock, None, ticking(0.001))
+    assert template.render({}).count("True") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 1 < 2 < 3 }}{{ 3 in [1] }}{{ 'a' not in 'b' }}{{ 1 == 1 and 2 }}{{ not 1 == 2 }}", "TrueFalseTrue2True"),
+        ("{{ 'abc'[1:] }}{{ 'abc'[::-1].upper() }}{{ [1, 2, 3][-2:][0] }}{{ m['x'][:1] }}", "bcCBA2v"),
+        ("{{ (1 if 2 in [2] else 3) ~ ('a' == 'a') ~ 'abc'[:2 if 1 < 2 else 1] }}", "1Trueab"),
+        ("{% for i in [1, 2, 3][1:] if i != 2 %}{{ i }}{% endfor %}{% set a = 'xy'[0:1] %}{{ a }}", "3x"),
+    ],
+)
+def test_counting_changes_no_value(source: str, text: str) -> None:
+    assert render(source, m={"x": "value"}) == text
 
 
 def test_variables_are_those_that_the_template_reads() -> None:
