@@ -142,7 +142,7 @@ class PassedCourse:
             if reader.ended and (chunk.deltas or chunk.finish is not None):
                 continue  # after the end of a choice nothing more of it is said
             deltas = reader.read(chunk)
-            if chunk.deltas:
+            if chunk.deltas and type(chunk.deltas[-1]) is not Tokens:  # which come before what is made of them
                 seen = self._opened = True
             elif chunk.finish is not None:
                 self._opened = True
@@ -161,9 +161,9 @@ class PassedCourse:
         """A whole answer goes to its encoder now."""
         if sum(reader.ended for reader in self._readers.values()) < self._expected:
             raise _endless()
-        for choice, _, deltas in self._kept:
-            if deltas:
-                self._job.encoder.feed(choice, deltas)
+        for choice, raw, deltas in self._kept:
+            if raw is not None:
+                self._job.encoder.passed(choice, raw, deltas)
 
     def _reader(self, choice: int) -> PassedReader:
         """The reader of a choice that is new."""

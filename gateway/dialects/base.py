@@ -37,13 +37,15 @@ class Limits:
 class Answer:
     """What the encoder must know of an answer beside its deltas. `model` is the name that the client used.
 
-    `reasoning_fields` are the names under which thoughts are given. `created_s` is Unix time.
+    `reasoning_fields` are the names under which thoughts are given. `created_s` is Unix time. `prompt_ids` are the prompt's
+    tokens, for clients that ask; empty where the engine templates itself.
     """
 
     id: str
     created_s: int
     model: str
     reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning")
+    prompt_ids: Sequence[int] = ()
 
 
 class Encoder(Protocol):

@@ -138,7 +138,12 @@ class _Exchange:
             self._client.headers += ((b"x-interlock-ignored", ", ".join(named).encode("ascii", "replace")),)
         async with self._client as client:
             prompt = self._prompt = await prompt_for(model, request, app.services.registry)
-            answer = Answer(f"chatcmpl-{self._ledger.request_id}", int(app.unix_time()), request.model)
+            answer = Answer(
+                f"chatcmpl-{self._ledger.request_id}",
+                int(app.unix_time()),
+                request.model,
+                prompt_ids=prompt.ids if prompt else (),
+            )
             self._encoder = app.dialect.encoder(request, answer)
             if request.stream:
                 client.expect_stream()

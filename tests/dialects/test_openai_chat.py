@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.dialects.base import Answer, Dialect, Encoder, Limits
-from gateway.dialects.openai_chat import ModelCard, OpenAIChat, StreamEncoder, WholeEncoder, models_list
+from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
+from gateway.dialects.openai_stream import StreamEncoder
+from gateway.dialects.openai_whole import WholeEncoder
 from gateway.errors import BadRequest, EngineBroke, GatewayError, ModelNotFound, Rejected
 from gateway.request import (
     ContentText,

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from gateway.dialects.base import Answer, Limits
-from gateway.dialects.openai_chat import OpenAIChat, StreamEncoder
+from gateway.dialects.openai_chat import OpenAIChat
+from gateway.dialects.openai_stream import StreamEncoder
 from gateway.request import ContentText, ToolCallArguments
 
 _ANSWER = Answer(id="chatcmpl-0123456789abcdef01234567", created_s=1_764_400_000, model="qwen3-coder-30b")

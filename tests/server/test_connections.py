@@ -107,7 +107,7 @@ async def test_a_bug_of_ours_is_told_logged_and_costs_one_request(monkeypatch: p
         "encoder": "gateway.dialects.openai_chat.OpenAIChat.encoder",
         "call": "engines.llamacpp.LlamaCpp.call",
         "chunk": "engines.llamacpp.LlamaCppReader.chunk",
-        "end": "gateway.dialects.openai_chat.WholeEncoder.end",
+        "end": "gateway.dialects.openai_whole.WholeEncoder.end",
     }[place]
 
     def bug(*_: object, **__: object) -> Any:
