@@ -50,6 +50,7 @@ class Prompter:
         tools: ToolMode,
         syntax: CallSyntax | None,
         clock: Callable[[], datetime],
+        seconds: Callable[[], float] | None = None,
         guard: AbstractContextManager[object] | None = None,
     ) -> None:
         """Raises ModelFileError for a template that does not compile or does not render one user message."""
@@ -58,7 +59,7 @@ class Prompter:
         self._files = files
         self._mode = tools
         self._syntax = syntax
-        self.renderer = Renderer(files, clock=clock, guard=guard)
+        self.renderer = Renderer(files, clock=clock, seconds=seconds, guard=guard)
         self._can = {name: probe(self.renderer.templates[name], files.specials) for name in self._used()}
 
     def _used(self) -> tuple[str, ...]:

@@ -43,17 +43,23 @@ class Rendering:
 class Renderer:
     """A model's templates and tokenizer. Calls may come from several threads where `guard`, a lock, keeps its cache whole.
 
-    `tokenised_whole` says why prompts are not tokenised in segments, and is empty where they are.
+    `clock` tells templates the date; `seconds`, which only grows, holds each render to its time. `tokenised_whole` says why
+    prompts are not tokenised in segments, and is empty where they are.
     """
 
     def __init__(
-        self, files: ModelFiles, *, clock: Callable[[], datetime], guard: AbstractContextManager[object] | None = None
+        self,
+        files: ModelFiles,
+        *,
+        clock: Callable[[], datetime],
+        seconds: Callable[[], float] | None = None,
+        guard: AbstractContextManager[object] | None = None,
     ) -> None:
         """Raises ModelFileError for a template that does not compile."""
         self._tokenizer = files.tokenizer
         self._specials = files.specials
         self.templates: Mapping[str, ChatTemplate] = MappingProxyType(
-            {name: ChatTemplate(source, clock) for name, source in files.templates.items()}
+            {name: ChatTemplate(source, clock, seconds=seconds) for name, source in files.templates.items()}
         )
         cuts, self.tokenised_whole = cut_tokens(files.tokenizer.added, self._written())
         self._segments = Segments(files.tokenizer, cuts, guard=guard) if cuts else None
