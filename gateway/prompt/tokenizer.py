@@ -19,16 +19,12 @@ from tokenizers.pre_tokenizers import PreTokenizer as Splitter
 from gateway.errors import ModelFileError, shown
 from gateway.prompt.gguf import Metadata, get, get_list
 from gateway.prompt.pretokenize import PreTokenizer, pre_tokenizer
+from gateway.prompt.sentencepiece import CUT_OUT, Kind, Pieces, sentencepiece
 
 MAX_TOKENS = 4_000_000
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
 _VISIBLE = bytes(range(ord("!"), ord("~") + 1))
 _BLANK = bytes([*range(ord("!")), 0x7F])  # templates trim it, and some tokens swallow it
-_ADDED_TYPES: Mapping[int, bool] = {
-    2: True,
-    3: True,
-    4: False,
-}  # unknown, control and user-defined tokens are cut out first -> special?
 
 
 def _byte_characters() -> dict[str, int]:
@@ -54,11 +50,13 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AddedText:
-    """A token that is found as text. `swallows`: it takes blanks around it along, or stands between words only."""
+    """A token that is found as text. `swallows`: it takes blanks around it along, or stands between words only. `special`: the
+    vocabulary calls it a control token."""
 
     text: str
     normalized: bool
     swallows: bool
+    special: bool = False
 
 
 class Tokenizer:
@@ -85,6 +83,11 @@ class Tokenizer:
         self._longest = max([1, *(len(piece.translate(None, _BLANK)) for piece in pieces)])
 
     @property
+    def backend(self) -> Backend:
+        """The library's own object. Only to be read: calls may come from other threads."""
+        return self._backend
+
+    @property
     def vocab_size(self) -> int:
         """One more than the highest id."""
         return self._size
@@ -102,7 +105,7 @@ class Tokenizer:
     def added(self) -> tuple[AddedText, ...]:
         """The tokens that are cut out of a text before anything else, or, `normalized`, before all but its normalisation."""
         return tuple(
-            AddedText(token.content, token.normalized, token.lstrip or token.rstrip or token.single_word)
+            AddedText(token.content, token.normalized, token.lstrip or token.rstrip or token.single_word, token.special)
             for token in self._backend.get_added_tokens_decoder().values()
         )
 
@@ -220,13 +223,32 @@ def from_json(data: bytes) -> Tokenizer:
 
 
 def from_gguf(metadata: Metadata) -> Tokenizer:
-    """From a GGUF file's arrays. Raises ModelFileError with the reason."""
+    """From a GGUF file's arrays: the ids are llama.cpp's. Raises ModelFileError with the reason."""
     kind = get(metadata, "tokenizer.ggml.model", str)
     if kind is None:
         raise ModelFileError("The GGUF file holds no tokenizer (tokenizer.ggml.model is missing).")
-    if kind != "gpt2":
-        name = "SentencePiece ('llama')" if kind == "llama" else shown(kind)
-        raise ModelFileError(f"GGUF tokenizers of the kind {name} cannot be read yet, only byte-level BPE ('gpt2').")
+    made = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)
+    if made is None:
+        raise ModelFileError(
+            f"GGUF tokenizers of the kind {shown(kind)} cannot be read, only byte-level BPE ('gpt2') and SentencePiece ('llama')."
+        )
+    name = get(metadata, "general.name", str) or ""
+    if any(each in name.lower() for each in ("phi-3", "phi3")):
+        raise ModelFileError(f"llama.cpp takes blanks after special tokens away in models named like {shown(name)}, as no other does.")
+    return Tokenizer(made(metadata))
+
+
+def _sentencepiece(metadata: Metadata) -> Backend:
+    tokens = _required(metadata, "tokenizer.ggml.tokens")
+    scores = get_list(metadata, "tokenizer.ggml.scores", float)
+    if scores is None or len(scores) != len(tokens):
+        raise ModelFileError("The GGUF file's tokenizer.ggml.scores does not have one entry a token.")
+    prefixed = get(metadata, "tokenizer.ggml.add_space_prefix", bool)
+    kinds = _token_types(tokens, metadata)
+    return sentencepiece(Pieces(tokens, scores, kinds, "never" if prefixed is False else "always", joined=frozenset(kinds)))
+
+
+def _byte_level(metadata: Metadata) -> Backend:
     rules = pre_tokenizer(get(metadata, "tokenizer.ggml.pre", str))
     tokens = _required(metadata, "tokenizer.ggml.tokens")
     vocabulary = {text: token_id for token_id, text in enumerate(tokens)}
@@ -236,7 +258,7 @@ def from_gguf(metadata: Metadata) -> Tokenizer:
     backend.decoder = ByteLevel()
     backend.pre_tokenizer = pre_tokenizers.Sequence(_splitters(rules, vocabulary))
     backend.add_tokens(_added_tokens(tokens, metadata))
-    return Tokenizer(backend)
+    return backend
 
 
 def _required(metadata: Metadata, key: str) -> list[str]:
@@ -267,11 +289,15 @@ def _splitters(rules: PreTokenizer, vocabulary: Mapping[str, int]) -> list[Split
 
 
 def _added_tokens(tokens: Sequence[str], metadata: Metadata) -> list[AddedToken]:
+    return [
+        AddedToken(text, special=kind != Kind.USER_DEFINED, normalized=False)
+        for text, kind in zip(tokens, _token_types(tokens, metadata), strict=True)
+        if kind in CUT_OUT and text
+    ]
+
+
+def _token_types(tokens: Sequence[str], metadata: Metadata) -> list[int]:
     types = get_list(metadata, "tokenizer.ggml.token_type", int)
     if types is None or len(types) != len(tokens):
         raise ModelFileError("The GGUF file's tokenizer.ggml.token_type does not have one entry a token.")
-    return [
-        AddedToken(text, special=_ADDED_TYPES[kind], normalized=False)
-        for text, kind in zip(tokens, types, strict=True)
-        if kind in _ADDED_TYPES and text
-    ]
+    return types
