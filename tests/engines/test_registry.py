@@ -11,11 +11,11 @@ from gateway.request import GenerateRequest
 from gateway.wire.jsonio import decode
 from gateway.wire.sse import SseEvent
 
-WORK = Work(request=GenerateRequest("m", (), body=b'{"messages":[]}'), ids=(1, 2), model="m")
+WORK = Work(request=GenerateRequest("m", (), body=b'{"messages":[]}'), ids=(1, 2), max_tokens=8, model="m")
 
 
 def test_the_kinds_that_settings_name_are_known() -> None:
-    assert {"llamacpp", "openai"} <= set(known())
+    assert {"llamacpp", "openai", "vllm"} <= set(known())
 
 
 def test_a_kind_that_is_not_known_is_a_key_error() -> None:

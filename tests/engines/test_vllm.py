@@ -1,0 +1,304 @@
+"""The vLLM adapter: each trap of its protocol from a recorded stream. `tests/vllm` asks the real engine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.base import Chunk, EngineFinish, EngineInfo, TokenLogprob, Work
+from engines.vllm import Vllm, VllmReader
+from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused
+from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Sampling, ToolSpec, Usage
+from gateway.wire.sse import SseEvent
+
+DATA = Path(__file__).parent.parent / "data" / "engines" / "vllm"
+END, STARS = 2, 7  # <|im_end|>, <gh_stars>
+
+
+def work(*, logprobs: int | None = None, sampling: Sampling | None = None, **changes: Any) -> Work:
+    request = GenerateRequest("small", (), sampling=sampling or Sampling(), logprobs=logprobs)
+    return Work(request=request, **{"ids": (1, 2), "max_tokens": 8, **changes})
+
+
+def body(wanted: Work) -> Any:
+    return json.loads(Vllm().call(wanted).body)
+
+
+def recorded(name: str, *, logprobs: int | None = None) -> list[Chunk]:
+    reader = VllmReader(logprobs)
+    lines = (DATA / f"{name}.jsonl").read_bytes().splitlines()
+    chunks = [chunk for line in lines if (chunk := reader.chunk(SseEvent(line))) is not None]
+    assert reader.done
+    assert reader.chunk(SseEvent(lines[0])) is None
+    assert all(chunk.finish is None and chunk.usage is None for chunk in chunks[:-1])
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert sum(chunk.tokens for chunk in chunks) == usage.completion_tokens
+    return chunks
+
+
+def ids(chunks: list[Chunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.ids or ()]
+
+
+def fed(*events: object) -> list[Chunk | None]:
+    reader = VllmReader(None)
+    return [reader.chunk(SseEvent(each if isinstance(each, bytes) else json.dumps(each).encode())) for each in events]
+
+
+def token(*tokens: int, finish: str | None = None) -> dict[str, object]:
+    return {"choices": [{"index": 0, "text": "", "finish_reason": finish, "token_ids": list(tokens)}]}
+
+
+def test_a_call_says_all_that_the_client_set_and_never_a_stop_string() -> None:
+    sampling = Sampling(0.5, 0.9, 40, 0.1, 1.1, 0.2, 0.3, 7, ((5, -100.0),), min_tokens=3)
+    request = GenerateRequest("small", (), sampling=sampling, stop=("x",), logprobs=4)
+    call = Vllm().call(Work(request=request, ids=(1, 2), stop_ids=frozenset({9, 2}), max_tokens=9, model="m", choice=2))
+    assert call.path == "/v1/completions"
+    assert json.loads(call.body) == {
+        "model": "m",
+        "prompt": [1, 2],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "max_tokens": 9,
+        "stop_token_ids": [2, 9],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "seed": 9,
+        "logit_bias": {"5": -100.0},
+        "min_tokens": 3,
+        "logprobs": 4,
+        "return_tokens_as_token_ids": True,
+    }
+
+
+def test_what_the_client_did_not_set_is_the_engines_default() -> None:
+    assert body(work()).keys() == {
+        "prompt",
+        "stream",
+        "stream_options",
+        "return_token_ids",
+        "max_tokens",
+        "stop_token_ids",
+    }
+
+
+def test_without_a_limit_the_answer_is_refused_rather_than_cut_at_sixteen_tokens() -> None:
+    with pytest.raises(BadRequest) as caught:
+        Vllm().call(work(max_tokens=None))
+    assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(("top_k", "sent"), [(0, -1), (-1, -1), (1, 1)])
+def test_every_way_to_say_all_tokens_is_vllms(top_k: int, sent: int) -> None:
+    assert body(work(sampling=Sampling(top_k=top_k)))["top_k"] == sent
+
+
+@pytest.mark.parametrize(("seed", "choice", "sent"), [(2**63 - 1, 1, 0), (-1, 0, 2**63 - 1), (0, 3, 3)])
+def test_a_seed_is_one_that_the_engine_takes(seed: int, choice: int, sent: int) -> None:
+    assert body(work(sampling=Sampling(seed=seed), choice=choice))["seed"] == sent
+
+
+def test_with_ignore_eos_no_end_of_turn_is_generated() -> None:
+    said = body(work(sampling=Sampling(ignore_eos=True, min_tokens=2), stop_ids=frozenset({END})))
+    assert said["min_tokens"] == said["max_tokens"] == 8
+    assert said["stop_token_ids"] == [END]
+    assert "ignore_eos" not in said
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        JsonAnswer({"type": "null"}),
+        JsonAnswer({"type": "null"}, "</think>"),
+        CallAnswer((ToolSpec("f"),), "<c>", "</c>", "\n", "name", "arguments", False),
+    ],
+)
+def test_a_constraint_becomes_a_grammar_made_once(constraint: JsonAnswer | CallAnswer) -> None:
+    adapter = Vllm()
+    first, second = (json.loads(adapter.call(work(constraint=constraint)).body)["structured_outputs"] for _ in range(2))
+    assert first == second
+    assert first.keys() == {"grammar"}
+    assert first["grammar"].startswith("root ::= ")
+
+
+def test_a_schema_that_no_grammar_holds_is_the_clients_fault() -> None:
+    with pytest.raises(BadRequest):
+        Vllm().call(work(constraint=JsonAnswer({"type": "what"})))
+
+
+def test_an_answer_cut_at_its_limit() -> None:
+    assert recorded("limit") == [
+        Chunk(tokens=1, ids=(504,)),
+        Chunk(tokens=1, ids=(2798,)),
+        Chunk(tokens=1, ids=(6330,), finish=EngineFinish("length"), usage=Usage(10, 3, 0)),
+    ]
+
+
+def test_one_event_may_carry_several_tokens() -> None:
+    assert [chunk.tokens for chunk in recorded("several")] == [1, 4, 4, 1]
+
+
+def test_ids_are_complete_where_a_character_is_several_tokens() -> None:
+    assert ids(recorded("split_utf8")) == [142, 119, 10813, 116, 243]
+    assert ids(recorded("cut_utf8")) == [142, 119, 10813]
+
+
+@pytest.mark.parametrize(("name", "stop_id", "before"), [("eos", END, [95, 91]), ("stop_id", STARS, [])])
+def test_the_id_that_ended_the_turn_is_none_of_the_answers(name: str, stop_id: int, before: list[int]) -> None:
+    chunks = recorded(name)
+    assert ids(chunks) == before
+    assert (chunks[-1].stop_id, chunks[-1].tokens, chunks[-1].finish) == (stop_id, 1, EngineFinish("stop"))
+
+
+def test_an_end_of_turn_that_only_the_engine_knows_ends_it_too() -> None:
+    chunks = recorded("unknown_eos")  # it was asked with no stop ids
+    assert ids(chunks) == [95, 91]
+    assert chunks[-1].stop_id == END
+
+
+def test_special_tokens_are_ids_like_others() -> None:
+    assert ids(recorded("special")) == [STARS, STARS]
+
+
+def test_what_was_cached_comes_with_the_end_in_whole_blocks() -> None:
+    assert recorded("cached")[-1].usage == Usage(70, 1, 64)
+
+
+@pytest.mark.parametrize("details", [{}, {"prompt_tokens_details": None}, {"prompt_tokens_details": {"cached_tokens": None}}])
+def test_a_server_need_not_say_what_was_cached(details: dict[str, object]) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6, **details}
+    *_, last = fed(token(9, finish="length"), {"choices": [], "usage": usage}, b"[DONE]")
+    assert last is not None
+    assert last.usage == Usage(5, 1, 0)
+
+
+def test_log_probabilities_have_an_entry_for_each_token_and_the_stop_last() -> None:
+    chunks = recorded("logprobs", logprobs=2)
+    assert [entry.id for chunk in chunks for entry in chunk.logprobs] == [95, 91, END]
+    first = chunks[0].logprobs[0]
+    assert first == TokenLogprob(95, -0.1867825835943222, ((95, -0.1867825835943222), (2231, -1.7697484493255615)))
+    assert recorded("logprobs")[0].logprobs == ()
+
+
+def test_a_token_that_is_none_of_the_likeliest_is_not_listed_among_them() -> None:
+    (entry,) = recorded("logprobs_sampled", logprobs=2)[0].logprobs
+    assert entry.id == 47123
+    assert [token for token, _ in entry.top] == [504, 49]
+    assert entry.logprob < entry.top[1][1] < entry.top[0][1]
+
+
+def test_log_probabilities_without_alternatives() -> None:
+    entries = [entry for chunk in recorded("logprobs_none", logprobs=0) for entry in chunk.logprobs]
+    assert [(entry.id, entry.top) for entry in entries] == [(504, ()), (2798, ())]
+    assert entries[0].logprob == -2.1340491771698
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        None,
+        {"token_logprobs": [], "top_logprobs": []},
+        {"token_logprobs": [None], "top_logprobs": [{}]},
+        {"token_logprobs": [-1.0], "top_logprobs": [{"The": -1.0}]},
+    ],
+)
+def test_log_probabilities_that_do_not_fit_the_tokens_are_broken(logprobs: object) -> None:
+    choice = {"index": 0, "text": "", "token_ids": [5], "finish_reason": None, "logprobs": logprobs}
+    with pytest.raises(EngineBroke):
+        VllmReader(2).chunk(SseEvent(json.dumps({"choices": [choice]}).encode()))
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "tool_calls", "?"])
+def test_an_end_for_another_reason_is_broken(reason: str) -> None:
+    with pytest.raises(EngineBroke, match="ended the answer with the reason"):
+        fed(token(finish=reason))
+
+
+def test_an_answer_that_went_in_circles_is_cut() -> None:
+    *_, last = fed(token(5, 5, finish="repetition"), b"[DONE]")
+    assert last == Chunk(tokens=2, ids=(5, 5), finish=EngineFinish("length"))
+
+
+def test_a_server_that_streams_no_ids_is_told_of() -> None:
+    with pytest.raises(EngineBroke, match="no token ids"):
+        fed({"choices": [{"index": 0, "text": "The", "finish_reason": None}]})
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [b"[DONE]"],
+        [token(5), b"[DONE]"],
+        [token(5, finish="stop"), token(6)],
+        [{"choices": token(5)["choices"] + token(6)["choices"]}],  # type: ignore[operator]
+        [{"choices": []}],
+    ],
+)
+def test_what_the_protocol_does_not_say_is_broken(events: list[object]) -> None:
+    with pytest.raises(EngineBroke):
+        fed(*events)
+
+
+@pytest.mark.parametrize(("name", "says"), [("bad_id", "out of vocabulary"), ("bad_grammar", "Invalid grammar")])
+def test_a_refusal_in_the_stream_is_the_clients_error(name: str, says: str) -> None:
+    with pytest.raises(EngineRefused, match=says) as caught:
+        recorded(name)
+    assert caught.value.status == 400
+
+
+def test_a_failure_in_the_stream_is_the_engines() -> None:
+    error = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
+    with pytest.raises(EngineBroke):
+        fed(token(5), {"error": error})
+
+
+def test_a_prompt_that_is_too_long_has_both_sizes() -> None:
+    error = Vllm().error(400, (DATA / "too_long.json").read_bytes())
+    assert isinstance(error, ContextTooLong)
+    assert "2048" in error.message
+    assert "2500" in error.message
+
+
+def test_a_model_that_the_engine_lacks() -> None:
+    error = Vllm().error(404, (DATA / "no_model.json").read_bytes())
+    assert isinstance(error, EngineRefused)
+    assert (error.status, error.param) == (404, "model")
+
+
+def test_an_engine_says_what_it_is() -> None:
+    adapter = Vllm()
+    bodies = [(DATA / "version.json").read_bytes(), (DATA / "models.json").read_bytes()]
+    assert adapter.info_paths == ("/version", "/v1/models")
+    assert adapter.info(bodies) == EngineInfo("0.32.0", "smollm2", 2048)
+    assert adapter.info([b"", bodies[1]]) == EngineInfo(None, "smollm2", 2048)
+
+
+def test_one_of_several_names_is_not_guessed() -> None:
+    cards = (
+        b'{"data":[{"id":"a","max_model_len":9},{"id":"b","max_model_len":9},{"id":"lora","parent":"a","max_model_len":null}]}'
+    )
+    assert Vllm().info([b"", cards]) == EngineInfo(context_tokens=9)
+
+
+def test_a_text_to_ids() -> None:
+    adapter = Vllm()
+    call = adapter.tokenize("<|im_start|>user\nHi", "smollm2")
+    assert call.path == "/tokenize"
+    assert json.loads(call.body) == {"model": "smollm2", "prompt": "<|im_start|>user\nHi", "add_special_tokens": False}
+    assert "model" not in json.loads(adapter.tokenize("x", None).body)
+    assert adapter.token_ids(b'{"count":4,"max_model_len":2048,"tokens":[1,4093,198,26843],"token_strs":null}') == (
+        1,
+        4093,
+        198,
+        26843,
+    )
+    with pytest.raises(EngineBroke):
+        adapter.token_ids(b'{"count":4}')
