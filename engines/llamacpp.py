@@ -3,6 +3,9 @@
 Its stream drops ids where a character is made of several tokens, so that the text is the truth and ids are given only for chunks
 that are complete. An id that ends the turn is never among the dropped: it completes its own chunk. llama.cpp cannot stop at an id
 that it is told, and the gateway never sends `stop` strings, since those are matched on rendered text only.
+
+Log probabilities are those of the whole vocabulary before any sampling setting or grammar. They come for the ids that come: where
+a character took several tokens for the last of them, the one that ends the turn among them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engines.base import Call, Chunk, EngineFinish, EngineInfo, Traits, Work
+from engines.base import Call, Chunk, EngineFinish, EngineInfo, TokenLogprob, Traits, Work
 from engines.events import mended, read
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
@@ -37,7 +40,14 @@ class LlamaCpp:
         self._grammars = GrammarCache()
 
     def call(self, work: Work) -> Call:
-        """Raises BadRequest for a constraint that no grammar can hold, and for `min_tokens`, which llama.cpp lacks."""
+        """Raises BadRequest for a constraint that no grammar can hold, and for what llama.cpp lacks: `min_tokens` and a stream of
+        all ids."""
+        if work.request.return_token_ids:
+            raise BadRequest(
+                "'return_token_ids' is not supported by this model's engine: llama.cpp's stream loses the ids of tokens that are "
+                "part of a character.",
+                param="return_token_ids",
+            )
         body: dict[str, Any] = {
             "prompt": work.ids,
             "stream": True,
@@ -49,6 +59,8 @@ class LlamaCpp:
         }
         if work.max_tokens is not None:
             body["n_predict"] = work.max_tokens
+        if work.request.logprobs is not None:
+            body["n_probs"] = max(1, work.request.logprobs)  # 0 is none at all
         if work.model is not None:
             body["model"] = work.model
         if work.constraint is not None:
@@ -57,7 +69,7 @@ class LlamaCpp:
 
     def reader(self, work: Work) -> "LlamaCppReader":
         """A fresh reader."""
-        return LlamaCppReader(work.stop_ids, work.visible)
+        return LlamaCppReader(work.stop_ids, work.visible, top_logprobs=work.request.logprobs or 0)
 
     def error(self, status: int, body: bytes) -> GatewayError:
         """503 while the model loads; `exceed_context_size_error` with both sizes."""
@@ -118,6 +130,15 @@ class _Progress(msgspec.Struct, gc=False):
     cache: int = 0
 
 
+class _Likely(msgspec.Struct, gc=False):
+    id: int
+    logprob: float
+
+
+class _Probability(_Likely, gc=False):
+    top_logprobs: list[_Likely] = []
+
+
 class _Step(msgspec.Struct, gc=False):
     content: str = ""
     tokens: list[int] = []
@@ -127,6 +148,7 @@ class _Step(msgspec.Struct, gc=False):
     stop_type: str = ""
     timings: _Timings | None = None
     prompt_progress: _Progress | None = None
+    completion_probabilities: list[_Probability] | None = None
     error: ErrorObject | str | None = None
 
 
@@ -159,8 +181,9 @@ class LlamaCppReader:
     with the engine's own usage, and the connection can be used again; elsewhere it is the next token, which is dropped.
     """
 
-    def __init__(self, stop_ids: frozenset[int], visible: Sequence[str]) -> None:
+    def __init__(self, stop_ids: frozenset[int], visible: Sequence[str], *, top_logprobs: int = 0) -> None:
         self._stop_ids = stop_ids
+        self._top_logprobs = top_logprobs
         self._visible = sorted(visible, key=len, reverse=True)
         self._predicted = 0
         self._cached = 0
@@ -192,7 +215,18 @@ class LlamaCppReader:
         if rise and not self._stop_ids.isdisjoint(tokens):
             self._stop_id = next(token for token in tokens if token in self._stop_ids)
             text = self._before_stop(text)
-        return Chunk(text=text, tokens=rise, ids=tuple(tokens) if len(tokens) == rise else None)
+        ids = tuple(tokens) if len(tokens) == rise else None
+        told = step.completion_probabilities
+        return Chunk(text=text, tokens=rise, ids=ids, logprobs=self._logprobs(told) if told else ())
+
+    def _logprobs(self, told: Sequence[_Probability]) -> tuple[TokenLogprob, ...]:
+        top = self._top_logprobs
+        return tuple(
+            [
+                TokenLogprob(token.id, token.logprob, tuple([(other.id, other.logprob) for other in token.top_logprobs[:top]]))
+                for token in told
+            ]
+        )
 
     def _before_stop(self, text: str) -> str:
         """The text of a chunk whose last token ends the turn, without that token's own text where it was made visible."""

@@ -42,8 +42,10 @@ def work(**changes: Any) -> Work:
     return Work(request=request, **{"ids": PROMPT, "stop_ids": frozenset({END}), "max_tokens": 8, **changes})
 
 
-def recorded(name: str, *, stop_ids: frozenset[int] = frozenset({END}), visible: tuple[str, ...] = ()) -> list[Chunk]:
-    reader = LlamaCppReader(stop_ids, visible)
+def recorded(
+    name: str, *, stop_ids: frozenset[int] = frozenset({END}), visible: tuple[str, ...] = (), top_logprobs: int = 0
+) -> list[Chunk]:
+    reader = LlamaCppReader(stop_ids, visible, top_logprobs=top_logprobs)
     lines = (DATA / f"{name}.jsonl").read_bytes().splitlines()
     chunks = [chunk for line in lines if (chunk := reader.chunk(SseEvent(line))) is not None]
     assert reader.done
@@ -119,6 +121,18 @@ def test_min_tokens_is_refused() -> None:
     with pytest.raises(BadRequest) as caught:
         LlamaCpp().call(work(sampling=Sampling(min_tokens=3)))
     assert caught.value.param == "min_tokens"
+
+
+def test_token_ids_are_refused_since_some_would_be_missing() -> None:
+    with pytest.raises(BadRequest, match="loses the ids of tokens that are part of a character") as caught:
+        LlamaCpp().call(Work(request=GenerateRequest("small", (), return_token_ids=True), ids=(1,)))
+    assert caught.value.param == "return_token_ids"
+
+
+@pytest.mark.parametrize(("logprobs", "sent"), [(None, None), (0, 1), (1, 1), (20, 20)])
+def test_log_probabilities_are_asked_for(logprobs: int | None, sent: int | None) -> None:
+    body = json.loads(LlamaCpp().call(Work(request=GenerateRequest("small", (), logprobs=logprobs), ids=(1,))).body)
+    assert body.get("n_probs") == sent
 
 
 def test_a_constraint_becomes_a_grammar_made_once() -> None:
@@ -227,6 +241,8 @@ def test_a_matched_word_is_a_stop() -> None:
         b'{"content":5}',
         b'{"tokens_predicted":NaN}',
         b'{"tokens":["1"]}',
+        b'{"tokens":[1],"tokens_predicted":1,"completion_probabilities":[{"id":1,"logprob":null}]}',
+        b'{"tokens":[1],"tokens_predicted":1,"completion_probabilities":[{"logprob":-1}]}',
         b'{"stop":true,"stop_type":"none"}',
         b'{"stop":true}',
         b'{"error":{"code":500,"message":"at http://10.0.0.1:8080/x","type":"server_error"}}',
@@ -237,6 +253,41 @@ def test_an_event_that_is_not_the_protocols_is_a_broken_engine(data: bytes) -> N
     with pytest.raises(EngineBroke) as caught:
         LlamaCppReader(frozenset(), ()).chunk(SseEvent(data))
     assert "10.0.0.1" not in caught.value.message
+
+
+@pytest.mark.parametrize("top_logprobs", [0, 1, 2])
+def test_log_probabilities_come_by_ids_with_as_many_alternatives_as_asked_for(top_logprobs: int) -> None:
+    chunks = [chunk for chunk in recorded("logprobs", top_logprobs=top_logprobs) if chunk.tokens]
+    assert [chunk.ids for chunk in chunks] == [(504,), (2798,), (6330,)]
+    assert [[(entry.id, round(entry.logprob, 2)) for entry in chunk.logprobs] for chunk in chunks] == [
+        [(504, -2.18)],
+        [(2798, -3.72)],
+        [(6330, -0.75)],
+    ]
+    tops = [[(504, -2.18), (57, -2.42)], [(2798, -3.72), (8715, -3.91)], [(6330, -0.75), (1694, -3.37)]]
+    assert [[(token, round(logprob, 2)) for token, logprob in chunk.logprobs[0].top] for chunk in chunks] == [
+        top[:top_logprobs] for top in tops
+    ]
+
+
+def test_log_probabilities_are_lost_with_the_ids_of_split_characters() -> None:
+    whole, cut = recorded("logprobs_split_utf8", top_logprobs=2), recorded("logprobs_cut_utf8")
+    assert [(chunk.tokens, [entry.id for entry in chunk.logprobs]) for chunk in whole if chunk.tokens] == [
+        (2, [119]),
+        (3, [243]),
+        (1, [END]),
+    ]
+    assert [(chunk.tokens, [entry.id for entry in chunk.logprobs]) for chunk in cut if chunk.tokens] == [(2, [119]), (1, [])]
+    for chunks in (whole, cut):
+        assert counts_add_up(chunks)
+
+
+def test_the_end_of_turn_has_its_log_probability_once() -> None:
+    chunks = recorded("logprobs_eos_visible", visible=("<|im_end|>",), top_logprobs=1)
+    assert [(entry.id, round(entry.logprob, 2), entry.top[0][0]) for chunk in chunks for entry in chunk.logprobs] == [
+        (END, -10.46, 504)
+    ]
+    assert (text(chunks), chunks[-1].stop_id) == ("", END)
 
 
 def test_bytes_that_are_not_utf8_are_replaced() -> None:
@@ -287,6 +338,36 @@ def test_real_split_characters(local_engine: EngineUnderTest) -> None:
     assert counts_add_up(chunks)
     assert chunks[-1].finish is not None
     assert chunks[-1].finish.reason == "stop"
+
+
+@pytest.mark.engine
+def test_real_log_probabilities_are_of_the_whole_vocabulary_whatever_is_sampled(local_engine: EngineUnderTest) -> None:
+    asked(local_engine, work(max_tokens=1))
+    plain, hot, forced, grammar = (
+        asked(local_engine, replace(each, request=replace(each.request, logprobs=3)))[-2].logprobs[0]
+        for each in (
+            work(max_tokens=1),
+            work(max_tokens=1, sampling=Sampling(temperature=1.5, top_k=2, seed=3)),
+            work(max_tokens=1, sampling=Sampling(temperature=0.0, logit_bias=((STARS, 100.0),))),
+            work(max_tokens=1, constraint=JsonAnswer({"const": "a"})),
+        )
+    )
+    assert plain.top[0] == (plain.id, plain.logprob)
+    assert plain.top == hot.top == forced.top == grammar.top
+    assert [logprob for _, logprob in plain.top] == sorted([logprob for _, logprob in plain.top], reverse=True)
+    assert forced.id == STARS
+    assert forced.logprob < plain.top[-1][1]
+
+
+@pytest.mark.engine
+def test_real_split_characters_lose_log_probabilities_but_the_end_has_its_own(local_engine: EngineUnderTest) -> None:
+    wanted = work(constraint=JsonAnswer({"const": "é🦙"}), max_tokens=20)
+    chunks = asked(local_engine, replace(wanted, request=replace(wanted.request, logprobs=0)))
+    assert text(chunks) == '"é🦙"'
+    named = [entry.id for chunk in chunks for entry in chunk.logprobs]
+    assert sum(chunk.tokens for chunk in chunks) == len(named) + 3
+    assert not any(entry.top for chunk in chunks for entry in chunk.logprobs)
+    assert named[-1] in (0, END)
 
 
 @pytest.mark.engine
