@@ -4,10 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.vocabulary import small_tokenizer
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers
 
-from engines.base import Chunk, EngineFinish
+from engines.base import Chunk, EngineFinish, TokenLogprob
 from gateway.answer import AnswerReader, AnswerRules, CallChecker, PassedReader
 from gateway.errors import AnswerRefused
+from gateway.formats.base import ParseOptions
+from gateway.formats.compiled import compile_format
+from gateway.formats.families import hermes
+from gateway.prompt.tokenizer import Tokenizer, from_json
 from gateway.request import (
     ContentText,
     Delta,
@@ -16,12 +23,16 @@ from gateway.request import (
     FinishReason,
     ParseFailure,
     ReasoningText,
+    Tokens,
+    TokenShown,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    ToolSpec,
     Usage,
 )
 
+DONE = EngineFinish("stop")
 CALL: list[Delta] = [ToolCallStart(0, "c", "f"), ToolCallArguments(0, "{}"), ToolCallEnd(0)]
 
 
@@ -171,3 +182,138 @@ def test_a_call_without_a_beginning_is_checked_all_the_same() -> None:
     assert checker.see(ToolCallArguments(1, "{")) == []
     kinds = [failure.kind for failure in checker.see(ToolCallEnd(1))]
     assert kinds == ["unknown_tool", "invalid_json"]
+
+
+def by_ids(tokenizer: Tokenizer | None = None, *, shown: bool = False, stop: tuple[str, ...] = ()) -> AnswerReader:
+    """As for an engine that streams ids: what is a marker is told by its id, and the text is made of the ids."""
+    vocabulary = tokenizer or small_tokenizer()
+    options = ParseOptions(tools=(ToolSpec("f"),), marker_ids=vocabulary.special_ids)
+    return AnswerReader(
+        compile_format(hermes.FORMAT).parser(options),
+        rules=AnswerRules(),
+        prompt_tokens=7,
+        stop=stop,
+        detokenizer=vocabulary.detokenizer(),
+        data_of=vocabulary.data_of if shown else None,
+    )
+
+
+def carried(*tokens: int, stop_id: int | None = None, **more: Any) -> Chunk:
+    """An event with these ids; its own text is what an engine that hides special tokens would say."""
+    return Chunk(text="hidden", tokens=len(tokens) + (stop_id is not None), ids=tokens, stop_id=stop_id, **more)
+
+
+def spelled(text: str) -> list[int]:
+    """A text in tokens of one byte each, so that no marker in it is one."""
+    tokenizer = small_tokenizer()
+    token_of = {tokenizer.data_of(token): token for token in range(tokenizer.vocab_size)}
+    return [token_of[bytes([byte])] for byte in text.encode()]
+
+
+def content(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, ContentText))
+
+
+def test_a_marker_is_its_id_and_the_same_text_in_other_tokens_is_data() -> None:
+    special = small_tokenizer().special_ids
+    body = spelled('{"name": "f", "arguments": {"a": "</tool_call>"}}')
+    call = [special["<tool_call>"], *body, special["</tool_call>"]]
+    answer = by_ids()
+    deltas = read(answer, carried(*spelled("<tool_call>x")), *(carried(each) for each in call), carried(stop_id=2, finish=DONE))
+    assert content(deltas) == "<tool_call>x"
+    arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))
+    assert arguments == '{"a": "</tool_call>"}'
+    assert deltas[-1] == Finish("tool_calls", Usage(7, 12 + len(call) + 1, 0, 0))
+    assert answer.tally.failures == {}
+
+
+def test_a_call_that_is_only_spelled_is_content_and_counted() -> None:
+    answer = by_ids()
+    raw = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    deltas = read(answer, carried(*spelled(raw)), end())
+    assert content(deltas) == raw
+    assert answer.tally.failures == {"special_tokens_missing": 1}
+
+
+def test_ids_in_any_split_say_the_same() -> None:
+    special = small_tokenizer().special_ids
+    ids = [special["<think>"], *spelled("é🦙"), special["</think>"], *spelled("ok 🦙 END no")]
+    answers = []
+    for size in (1, 2, 3, len(ids)):
+        answer = by_ids(stop=("END",))
+        deltas = read(answer, *(carried(*ids[at : at + size]) for at in range(0, len(ids), size)), end())
+        thought = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningText))
+        answers.append((thought, content(deltas), answer.tally.finish_reason))
+    assert answers == [("é🦙", "ok 🦙 ", "stop")] * 4
+
+
+def test_a_stop_string_is_found_over_tokens_and_in_what_the_end_completes() -> None:
+    assert content(read(by_ids(stop=("x\ufffd",)), carried(*spelled("ax🦙")[:-1]), end("length"))) == "a"
+    cut = by_ids(stop=("b🦙",))
+    assert content(read(cut, *(carried(each) for each in spelled("ab🦙c")), end())) == "a"
+    assert cut.tally.tokens == 6
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_character_cut_by_the_end_is_replaced_once(missing: int) -> None:
+    ids = spelled("a🦙")[:-missing]
+    deltas = read(by_ids(), *(carried(each) for each in ids), end("length"))
+    assert content(deltas) == "a\ufffd"
+    assert deltas[-1] == Finish("length", Usage(7, len(ids), 0, 0))
+
+
+def test_tokens_are_shown_with_the_one_that_ended_the_turn() -> None:
+    first, second = spelled("é")
+    chunks = [carried(first), carried(second, stop_id=2, finish=DONE)]
+    shown = [delta for delta in read(by_ids(shown=True), *chunks) if isinstance(delta, Tokens)]
+    assert shown == [
+        Tokens((TokenShown(first, b"\xc3"),)),
+        Tokens((TokenShown(second, b"\xa9"), TokenShown(2, b"<|im_end|>"))),
+    ]
+
+
+def test_tokens_are_shown_with_their_log_probabilities() -> None:
+    (letter,) = spelled("a")
+    logprobs = (TokenLogprob(letter, -0.5, ((letter, -0.5), (2, -1.0))), TokenLogprob(2, -0.25))
+    deltas = read(by_ids(shown=True), carried(letter, stop_id=2, finish=DONE, logprobs=logprobs))
+    top = (TokenShown(letter, b"a", -0.5), TokenShown(2, b"<|im_end|>", -1.0))
+    assert deltas[0] == Tokens((TokenShown(letter, b"a", -0.5, top), TokenShown(2, b"<|im_end|>", -0.25)))
+    assert content(deltas) == "a"
+
+
+def byte_fallback() -> Tokenizer:
+    """A SentencePiece vocabulary: what has no piece of its own is written in bytes."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a"]
+    merges = [("▁", "a")]
+    vocabulary = {name: token for token, name in enumerate(names)}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return from_json(backend.to_str().encode())
+
+
+@pytest.mark.parametrize("text", ["a é b", "🦙a", "é a🦙 a", " a  🦙", "ééa", "", "a", "🦙"])
+def test_bytes_of_a_sentencepiece_vocabulary_make_whole_characters(text: str) -> None:
+    tokenizer = byte_fallback()
+    deltas = read(by_ids(tokenizer), *(carried(each) for each in tokenizer.encode(text)), end())
+    assert content(deltas) == text
+    assert "\ufffd" not in "".join(delta.text for delta in deltas if isinstance(delta, ContentText))
+
+
+@pytest.mark.parametrize("before", ["", "a", "é", "a "])
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_cut_character_of_a_sentencepiece_vocabulary_is_replaced_once(before: str, missing: int) -> None:
+    tokenizer = byte_fallback()
+    ids = tokenizer.encode(before + "🦙")[:-missing]
+    assert content(read(by_ids(tokenizer), *(carried(each) for each in ids), end("length"))) == before + "\ufffd"
+
+
+def test_a_wrong_byte_costs_its_neighbours_nothing() -> None:
+    tokenizer = byte_fallback()
+    wrong, (a, e1, e2) = tokenizer.id_of("<0xF0>"), tokenizer.encode("aé")
+    assert wrong is not None
+    ids = [wrong, e1, e2, a, wrong, a]
+    assert content(read(by_ids(tokenizer), *(carried(each) for each in ids), end())) == "\ufffdé a\ufffd a"
+    assert tokenizer.data_of(wrong) == b"\xf0"

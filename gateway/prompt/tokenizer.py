@@ -22,6 +22,7 @@ from gateway.prompt.pretokenize import PreTokenizer, pre_tokenizer
 from gateway.prompt.sentencepiece import CUT_OUT, Kind, Pieces, sentencepiece
 
 MAX_TOKENS = 4_000_000
+_STAND_IN = b"a"
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
 _VISIBLE = bytes(range(ord("!"), ord("~") + 1))
 _BLANK = bytes([*range(ord("!")), 0x7F])  # templates trim it, and some tokens swallow it
@@ -75,6 +76,7 @@ class Tokenizer:
         if self._size > MAX_TOKENS:
             raise ModelFileError(f"The vocabulary's highest id is {self._size - 1}, the limit is {MAX_TOKENS - 1}.")
         self._byte_level = isinstance(backend.decoder, ByteLevel)
+        self._fallback: Mapping[int, bytes] = {} if self._byte_level else _fallback_bytes(backend)
         self._bytes = [self._bytes_of(token_id) for token_id in range(self._size)] if self._byte_level else []
         held = set().union(*(piece for piece in self._bytes if len(piece) == 1)) if self._byte_level else range(256)
         self._held = bytes(sorted(held))
@@ -147,11 +149,11 @@ class Tokenizer:
         """A token's bytes, of which a character may need several tokens'; empty for an id that the vocabulary lacks."""
         if self._byte_level:
             return self._bytes[token_id] if 0 <= token_id < self._size else b""
-        return self.text_of(token_id).encode()
+        return self._fallback.get(token_id) or self.text_of(token_id).encode()
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one answer."""
-        return _ByteTable(self._bytes) if self._byte_level else _Stream(self._backend)
+        return _ByteTable(self._bytes) if self._byte_level else _Stream(self._backend, self._fallback)
 
     def _counted(self, vocabulary: Mapping[str, int]) -> bytes:
         """The bytes that a text cannot hold without a token that holds them.
@@ -196,21 +198,45 @@ class _ByteTable:
 
 
 class _Stream:
-    """For vocabularies whose spacing depends on the neighbours (SentencePiece)."""
+    """For vocabularies whose spacing depends on the neighbours (SentencePiece).
 
-    def __init__(self, backend: Backend) -> None:
+    Bytes that stand for themselves are joined here: the library gives all of a run up where one of them is wrong. In its stream
+    another byte token stands for each, so that what follows is spaced as in the middle of a text.
+    """
+
+    def __init__(self, backend: Backend, bytes_of: Mapping[int, bytes]) -> None:
         self._backend = backend
+        self._bytes_of = bytes_of
+        self._stand_in = next((token_id for token_id, data in bytes_of.items() if data == _STAND_IN), None)
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._stream = DecodeStream(skip_special_tokens=False)
         self._ids: list[int] = []
 
     def add(self, token_id: int) -> str:
+        data = self._bytes_of.get(token_id)
+        if data is not None and self._stand_in is not None:
+            held = self._held()
+            self._stream.step(self._backend, self._stand_in)
+            return held + self._characters.decode(data)
         text = self._stream.step(self._backend, token_id) or ""
         self._ids = [] if text else [*self._ids, token_id]
-        return text
+        return self._characters.decode(b"", final=True) + text
 
     def finish(self) -> str:
+        return self._characters.decode(b"", final=True) + self._held()
+
+    def _held(self) -> str:
+        """The text of what the library holds back."""
         held, self._ids = self._ids, []
         return self._backend.decode(held, skip_special_tokens=False) if held else ""
+
+
+def _fallback_bytes(backend: Backend) -> dict[int, bytes]:
+    """The tokens that stand for one byte each, where the vocabulary has such: `<0x0A>`."""
+    found = {token_id: bytes([byte]) for byte in range(256) if (token_id := backend.token_to_id(f"<0x{byte:02X}>")) is not None}
+    stand_in = backend.token_to_id(f"<0x{_STAND_IN[0]:02X}>")
+    falls_back = stand_in is not None and backend.decode([stand_in]).encode() == _STAND_IN
+    return found if falls_back else {}
 
 
 def from_json(data: bytes) -> Tokenizer:
