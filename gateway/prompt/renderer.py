@@ -5,24 +5,29 @@ its own: a `Draft` is plain JSON values, and so is what comes of it. No BOS is a
 it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from gateway.errors import BadRequest, ContextTooLong
+from gateway.prompt.neutral import MarkedText, Spellings, unused_character, with_plain_marks
 from gateway.prompt.segments import Segments, cut_tokens
 from gateway.prompt.source import DEFAULT, ModelFiles
 from gateway.prompt.template import ChatTemplate
+from gateway.prompt.turn_end import turn_tokens
+
+ControlTokens = Literal["text", "special"]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What is to be rendered: `template` is the name of one of the model's, `variables` are plain JSON values.
 
-    What cannot fit into `context_tokens` is not tokenised. With `continues` the text ends where the last message's content does.
+    What cannot fit into `context_tokens` is not tokenised. With `continues` the text ends where the last message's content does,
+    blanks at its end included where the template shows them.
     """
 
     template: str
@@ -33,7 +38,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """`text` and `ids` say the same, but for `lost_bytes` of the text that no token of the vocabulary holds."""
+    """`text` and `ids` say the same, but for `lost_bytes` of the text that no token of the vocabulary holds, and for what of the
+    text is no token though it spells one, where a client wrote it."""
 
     text: str
     ids: tuple[int, ...]
@@ -44,7 +50,8 @@ class Renderer:
     """A model's templates and tokenizer. Calls may come from several threads where `guard`, a lock, keeps its cache whole.
 
     `clock` tells templates the date; `seconds`, which only grows, holds each render to its time. `tokenised_whole` says why
-    prompts are not tokenised in segments, and is empty where they are.
+    prompts are not tokenised in segments, and is empty where they are. `control_tokens` says what those are that a client's text
+    spells: text, or the tokens themselves (`special`). `controls` are the tokens meant, none with `special`.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Renderer:
         clock: Callable[[], datetime],
         seconds: Callable[[], float] | None = None,
         guard: AbstractContextManager[object] | None = None,
+        control_tokens: ControlTokens = "text",
     ) -> None:
         """Raises ModelFileError for a template that does not compile."""
         self._tokenizer = files.tokenizer
@@ -63,17 +71,54 @@ class Renderer:
         )
         cuts, self.tokenised_whole = cut_tokens(files.tokenizer.added, self._written())
         self._segments = Segments(files.tokenizer, cuts, guard=guard) if cuts else None
+        self.controls = self._control_tokens() if control_tokens == "text" else frozenset()
+        self._spellings = Spellings(self.controls) if self.controls else None
+        self._marked = MarkedText(files.tokenizer, self.controls)
 
     def render(self, draft: Draft) -> Rendering:
         """Raises BadRequest where the template refuses, and ContextTooLong, told from the text's length alone."""
-        text = self._text(draft.template, draft.variables)
-        if draft.context_tokens is not None:
-            refuse_over(draft.context_tokens, self._tokenizer.least_tokens((text,)))
-        ids = self._segments.encode(text) if self._segments is not None else self._tokenizer.encode(text)
+        given, mark = draft.variables, ""
+        if self._spellings is not None and self._spellings.touch(given):
+            mark = unused_character(given)
+            given = {name: self._spellings.marked(value, mark) for name, value in given.items()}
+        marked = self._continued(draft.template, given) if draft.continues else self._text(draft.template, given)
+        if not mark:
+            self._refuse_over(draft.context_tokens, marked)
+            ids = self._segments.encode(marked) if self._segments is not None else self._tokenizer.encode(marked)
+            return Rendering(marked, ids, len(self._tokenizer.lost(marked)))
+        marked = with_plain_marks(marked, mark)
+        text = marked.replace(mark, "")
+        self._refuse_over(draft.context_tokens, text)
+        if self._segments is not None:
+            ids = self._segments.encode_marked(marked, mark, self._marked)
+        else:
+            ids = self._marked.encode(marked, mark)
         return Rendering(text, ids, len(self._tokenizer.lost(text)))
+
+    def spells_controls(self, value: object) -> bool:
+        """Whether a string of this JSON value spells a control token that is given as text."""
+        return self._spellings is not None and self._spellings.spelled(value)
+
+    def _refuse_over(self, context_tokens: int | None, text: str) -> None:
+        if context_tokens is not None:
+            refuse_over(context_tokens, self._tokenizer.least_tokens((text,)))
 
     def _text(self, template: str, variables: Mapping[str, Any]) -> str:
         return self.templates[template].render({**variables, **self._specials})
+
+    def _continued(self, template: str, variables: Mapping[str, Any]) -> str:
+        """The text up to the end of the last message's content, as transformers' `continue_final_message` cuts it: where the
+        template takes blanks at the content's end away, the text has none there either."""
+        *before, last = variables["messages"]
+        content, end = last["content"], unused_character(variables)
+        text = self._text(template, {**variables, "messages": [*before, {**last, "content": f"{content}{end} "}]})
+        at = text.rfind(end)
+        if at < 0 or content.strip() not in text:
+            raise BadRequest(
+                "The model's chat template does not show the last message as it is, so that it cannot be continued.",
+                param="continue_final_message",
+            )
+        return text[:at] if text.startswith(" ", at + 1) else text[:at].rstrip()
 
     def _written(self) -> str:
         """What the template itself writes around a user's message and the model's turn; nothing where it refuses."""
@@ -81,6 +126,17 @@ class Renderer:
             return self._text(DEFAULT, {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": True})
         except BadRequest:
             return ""
+
+    def _control_tokens(self) -> frozenset[str]:
+        """The tokens that the vocabulary calls so, and those that part turns in the template: some vocabularies have these among
+        the tokens that text may hold. One of a single character has no inside to mark."""
+
+        def render(messages: Sequence[Mapping[str, Any]], tools: object) -> str:
+            return self._text(DEFAULT, {"messages": messages, "tools": tools, "add_generation_prompt": True})
+
+        added = self._tokenizer.added
+        controls = {token.text for token in added if token.special} | turn_tokens(render, [token.text for token in added])
+        return frozenset(text for text in controls if len(text) > 1)
 
 
 def refuse_over(context_tokens: int, least_tokens: int) -> None:

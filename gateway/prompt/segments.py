@@ -4,17 +4,19 @@ A tokenizer cuts its special tokens out of the text before it does anything else
 begins where a special token is sure to be found, and the parts' ids joined are those of the whole. Sure is a place where one of
 the chosen tokens stands, provided that no special token can begin before it and reach into it: `cut_tokens` chooses only such.
 
-Invariant: `encode` gives exactly the ids of `Tokenizer.encode`. The cache holds at most `max_bytes`.
+Invariant: `encode` gives exactly the ids of `Tokenizer.encode`, or of `MarkedText.encode` for a text with marks, and neither ever
+gets the other's from the cache. The cache holds at most `max_bytes`.
 """
 
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from itertools import chain
 
+from gateway.prompt.neutral import MarkedText
 from gateway.prompt.tokenizer import AddedText, Tokenizer
 
 DEFAULT_BYTES = 64 * 1024 * 1024
@@ -62,12 +64,25 @@ class Segments:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of this text."""
+        return self._joined(text, _key, self._tokenizer.encode_all)
+
+    def encode_marked(self, text: str, mark: str, marked: MarkedText) -> tuple[int, ...]:
+        """The ids of this text without its marks, each of which stands in what is text, whatever it spells."""
+        return self._joined(
+            text,
+            lambda segment: _key(segment, b"marked" if mark in segment else b""),
+            lambda segments: [marked.encode(each, mark) if mark in each else self._tokenizer.encode(each) for each in segments],
+        )
+
+    def _joined(
+        self, text: str, key_of: Callable[[str], bytes], encode_all: Callable[[list[str]], list[tuple[int, ...]]]
+    ) -> tuple[int, ...]:
         segments = [segment for segment in self._cut.split(text) if segment]
-        keys = [blake2b(segment.encode(), digest_size=16).digest() for segment in segments]
+        keys = [key_of(segment) for segment in segments]
         found = self._look_up(keys)
         missing = {key: segment for key, segment in zip(keys, segments, strict=True) if key not in found}
         if missing:
-            fresh = dict(zip(missing, map(_packed, self._tokenizer.encode_all(list(missing.values()))), strict=True))
+            fresh = dict(zip(missing, map(_packed, encode_all(list(missing.values()))), strict=True))
             self._keep(fresh)
             found |= fresh
         return tuple(chain.from_iterable([found[key] for key in keys]))
@@ -90,6 +105,10 @@ class Segments:
                     self._bytes += _size(ids)
             while self._bytes > self._max_bytes:
                 self._bytes -= _size(self._known.popitem(last=False)[1])
+
+
+def _key(segment: str, kind: bytes = b"") -> bytes:
+    return blake2b(segment.encode(), digest_size=16, person=kind).digest()
 
 
 def _packed(ids: Sequence[int]) -> "array[int]":
