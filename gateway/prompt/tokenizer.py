@@ -19,10 +19,9 @@ from tokenizers.pre_tokenizers import PreTokenizer as Splitter
 from gateway.errors import ModelFileError, shown
 from gateway.prompt.gguf import Metadata, get, get_list
 from gateway.prompt.pretokenize import PreTokenizer, pre_tokenizer
-from gateway.prompt.sentencepiece import CUT_OUT, Kind, Pieces, sentencepiece
+from gateway.prompt.sentencepiece import CUT_OUT, Kind, Pieces, bytes_of, sentencepiece, strips_space
 
 MAX_TOKENS = 4_000_000
-_STAND_IN = b"a"
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
 _VISIBLE = bytes(range(ord("!"), ord("~") + 1))
 _BLANK = bytes([*range(ord("!")), 0x7F])  # templates trim it, and some tokens swallow it
@@ -76,8 +75,8 @@ class Tokenizer:
         if self._size > MAX_TOKENS:
             raise ModelFileError(f"The vocabulary's highest id is {self._size - 1}, the limit is {MAX_TOKENS - 1}.")
         self._byte_level = isinstance(backend.decoder, ByteLevel)
-        self._fallback: Mapping[int, bytes] = {} if self._byte_level else _fallback_bytes(backend)
-        self._bytes = [self._bytes_of(token_id) for token_id in range(self._size)] if self._byte_level else []
+        self._strips = strips_space(backend.decoder)
+        self._bytes = self._all_bytes(vocabulary) if self._byte_level or self._strips is not None else []
         held = set().union(*(piece for piece in self._bytes if len(piece) == 1)) if self._byte_level else range(256)
         self._held = bytes(sorted(held))
         self._uncounted = bytes(range(256)).translate(None, self._counted(vocabulary))
@@ -139,21 +138,21 @@ class Tokenizer:
 
     def text_of(self, token_id: int) -> str:
         """A token's text; U+FFFD for what is part of a character; empty for an id that the vocabulary lacks."""
+        if self._bytes:
+            return self.data_of(token_id).decode("utf-8", "replace")
         if not 0 <= token_id < self._size:
             return ""
-        if self._byte_level:
-            return self._bytes[token_id].decode("utf-8", "replace")
         return self._added.get(token_id) or self._backend.decode([token_id], skip_special_tokens=False)
 
     def data_of(self, token_id: int) -> bytes:
         """A token's bytes, of which a character may need several tokens'; empty for an id that the vocabulary lacks."""
-        if self._byte_level:
+        if self._bytes:
             return self._bytes[token_id] if 0 <= token_id < self._size else b""
-        return self._fallback.get(token_id) or self.text_of(token_id).encode()
+        return self.text_of(token_id).encode()
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one answer."""
-        return _ByteTable(self._bytes) if self._byte_level else _Stream(self._backend, self._fallback)
+        return _ByteTable(self._bytes, strips=self._strips is True) if self._bytes else _Stream(self._backend)
 
     def _counted(self, vocabulary: Mapping[str, int]) -> bytes:
         """The bytes that a text cannot hold without a token that holds them.
@@ -172,71 +171,61 @@ class Tokenizer:
     def _given_back(self, text: str) -> bool:
         return self._backend.decode(list(self.encode(text)), skip_special_tokens=False) == text
 
-    def _bytes_of(self, token_id: int) -> bytes:
-        added = self._added.get(token_id)
-        if added is not None:
-            return added.encode()
-        spelling = self._backend.id_to_token(token_id) or ""
-        if all(character in _BYTE_OF for character in spelling):
-            return spelling.translate(_TO_LATIN1).encode("latin-1")
-        return spelling.encode()
+    def _all_bytes(self, vocabulary: Mapping[str, int]) -> list[bytes]:
+        spelled = _bytes_spelled if self._byte_level else bytes_of
+        found = [b""] * self._size
+        for spelling, token_id in vocabulary.items():
+            found[token_id] = spelled(spelling)
+        for token_id, text in self._added.items():
+            found[token_id] = text.encode()
+        return found
+
+
+def _bytes_spelled(spelling: str) -> bytes:
+    """By GPT-2's alphabet; what has other characters too, as an unused token may, is its own text."""
+    spells = _BYTE_OF.keys() >= set(spelling)
+    return spelling.translate(_TO_LATIN1).encode("latin-1") if spells else spelling.encode()
 
 
 class _ByteTable:
-    """Exact for byte-level vocabularies: each id is its bytes."""
+    """For vocabularies each token of which is its bytes, whatever its neighbours are.
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    With `strips` a space at the start is left out: it stands for the beginning.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], *, strips: bool) -> None:
         self._pieces = pieces
+        self._strips = strips
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_id: int) -> str:
         piece = self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
-        return self._decoder.decode(piece)
+        text = self._decoder.decode(piece)
+        if self._strips and text:
+            self._strips = False
+            return text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
 
 class _Stream:
-    """For vocabularies whose spacing depends on the neighbours (SentencePiece).
+    """For other vocabularies, the text of whose tokens may depend on their neighbours."""
 
-    Bytes that stand for themselves are joined here: the library gives all of a run up where one of them is wrong. In its stream
-    another byte token stands for each, so that what follows is spaced as in the middle of a text.
-    """
-
-    def __init__(self, backend: Backend, bytes_of: Mapping[int, bytes]) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._bytes_of = bytes_of
-        self._stand_in = next((token_id for token_id, data in bytes_of.items() if data == _STAND_IN), None)
-        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._stream = DecodeStream(skip_special_tokens=False)
         self._ids: list[int] = []
 
     def add(self, token_id: int) -> str:
-        data = self._bytes_of.get(token_id)
-        if data is not None and self._stand_in is not None:
-            held = self._held()
-            self._stream.step(self._backend, self._stand_in)
-            return held + self._characters.decode(data)
         text = self._stream.step(self._backend, token_id) or ""
         self._ids = [] if text else [*self._ids, token_id]
-        return self._characters.decode(b"", final=True) + text
+        return text
 
     def finish(self) -> str:
-        return self._characters.decode(b"", final=True) + self._held()
-
-    def _held(self) -> str:
-        """The text of what the library holds back."""
         held, self._ids = self._ids, []
         return self._backend.decode(held, skip_special_tokens=False) if held else ""
-
-
-def _fallback_bytes(backend: Backend) -> dict[int, bytes]:
-    """The tokens that stand for one byte each, where the vocabulary has such: `<0x0A>`."""
-    found = {token_id: bytes([byte]) for byte in range(256) if (token_id := backend.token_to_id(f"<0x{byte:02X}>")) is not None}
-    stand_in = backend.token_to_id(f"<0x{_STAND_IN[0]:02X}>")
-    falls_back = stand_in is not None and backend.decode([stand_in]).encode() == _STAND_IN
-    return found if falls_back else {}
 
 
 def from_json(data: bytes) -> Tokenizer:
@@ -260,7 +249,9 @@ def from_gguf(metadata: Metadata) -> Tokenizer:
         )
     name = get(metadata, "general.name", str) or ""
     if any(each in name.lower() for each in ("phi-3", "phi3")):
-        raise ModelFileError(f"llama.cpp takes blanks after special tokens away in models named like {shown(name)}, as no other does.")
+        raise ModelFileError(
+            f"llama.cpp takes blanks after special tokens away in models named like {shown(name)}, as no other does."
+        )
     return Tokenizer(made(metadata))
 
 

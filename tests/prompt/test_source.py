@@ -86,7 +86,8 @@ def test_whether_a_gguf_file_wants_a_bos(tmp_path: Path, changes: dict[str, Fiel
         ({"tokenizer__ggml__eos_token_id": 9999}, "eos_token_id is 9999, but the vocabulary has 277"),
         ({"tokenizer__ggml__eos_token_id": None, "tokenizer__ggml__eot_token_id": None}, "name no end token"),
         ({"tokenizer__ggml__bos_token_id": None, "tokenizer__ggml__add_bos_token": True}, "do not say which"),
-        ({"tokenizer__ggml__model": "llama"}, "SentencePiece"),
+        ({"tokenizer__ggml__model": "bert"}, "'gpt2') and SentencePiece ('llama')"),
+        ({"general__name": "Phi-3 mini"}, "drops blanks after special tokens"),
     ],
 )
 def test_a_gguf_file_that_cannot_be_spoken_to(tmp_path: Path, changes: dict[str, Field | None], says: str) -> None:

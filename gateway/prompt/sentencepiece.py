@@ -1,0 +1,185 @@
+"""SentencePiece vocabularies: pieces with scores, of a GGUF file or of a `tokenizer.model`, made into a tokenizer.
+
+SentencePiece's BPE joins the two neighbours that make the piece of the highest score, the leftmost of them where several do.
+The `tokenizers` library joins by ranks of pairs. `merges` turns one into the other: each way to make a piece of two others,
+ranked by that piece's score. The ids are the same unless pairs of one score overlap, so that only their places tell which is
+joined: what has no order then is refused.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby, pairwise
+from typing import Literal
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from gateway.errors import ModelFileError, shown
+
+SPACE = "▁"
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+Prefix = Literal["always", "first", "never"]
+
+
+class Kind(IntEnum):
+    """What a piece is, by the numbers of SentencePiece, which are also those of GGUF."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+CUT_OUT = frozenset({Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED})
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A vocabulary by ids. `prefix`: whether a space is put before a text: before each that follows a special token, before the
+    first only, or never. `joined`: the kinds of pieces that others may be joined to."""
+
+    texts: Sequence[str]
+    scores: Sequence[float]
+    kinds: Sequence[int]
+    prefix: Prefix
+    joined: frozenset[int] = frozenset({Kind.NORMAL})
+    unigram: bool = False
+
+
+def sentencepiece(pieces: Pieces) -> Backend:
+    """Raises ModelFileError where the library could not give the very ids."""
+    vocabulary = {text: token_id for token_id, text in enumerate(pieces.texts)}
+    if len(vocabulary) != len(pieces.texts):
+        raise ModelFileError("The vocabulary has a token twice.")
+    backend = Backend(_unigram(pieces) if pieces.unigram else _bpe(pieces, vocabulary))
+    escape = normalizers.Replace(" ", SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if pieces.prefix == "always" else escape
+    if pieces.prefix == "first":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = _decoder(strips=pieces.prefix != "never")
+    backend.add_tokens(
+        [
+            AddedToken(text, special=kind != Kind.USER_DEFINED, normalized=False)
+            for text, kind in zip(pieces.texts, pieces.kinds, strict=True)
+            if kind in CUT_OUT and text
+        ]
+    )
+    return backend
+
+
+def strips_space(decoder: object) -> bool | None:
+    """Whether a decoder takes the space away that was put before a text; None where it is not SentencePiece's."""
+    if not isinstance(decoder, decoders.Decoder):
+        return None
+    state = decoder.__getstate__()
+    return next((strips for strips in (True, False) if _decoder(strips=strips).__getstate__() == state), None)
+
+
+def bytes_of(piece: str) -> bytes:
+    """What a piece stands for in a text."""
+    if len(piece) == len(BYTES[0]) and piece in BYTES:
+        return bytes([BYTES.index(piece)])
+    return piece.replace(SPACE, " ").encode()
+
+
+def _decoder(*, strips: bool) -> decoders.Decoder:
+    strip = [decoders.Strip(" ", 1, 0)] if strips else []
+    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+
+
+def _unigram(pieces: Pieces) -> models.Unigram:
+    unknown = next((token_id for token_id, kind in enumerate(pieces.kinds) if kind == Kind.UNKNOWN), None)
+    scored = list(zip(pieces.texts, pieces.scores, strict=True))
+    return models.Unigram(scored, unk_id=unknown, byte_fallback=Kind.BYTE in pieces.kinds)
+
+
+def _bpe(pieces: Pieces, vocabulary: dict[str, int]) -> models.BPE:
+    known = list(zip(pieces.texts, pieces.scores, pieces.kinds, strict=True))
+    # What is cut out of a text is never found in the rest of it, unless by a space that the rest spells otherwise.
+    scores = {text: score for text, score, kind in known if kind in pieces.joined and (kind not in CUT_OUT or SPACE in text)}
+    fallback = Kind.BYTE in pieces.kinds
+    if fallback and any(text not in vocabulary for text in BYTES):
+        raise ModelFileError("The vocabulary has tokens for some bytes only: it could not hold every text.")
+    unknown = next((text for text, _, kind in known if kind == Kind.UNKNOWN), None)
+    return models.BPE(
+        vocab=vocabulary,
+        merges=merges(scores),
+        unk_token=None if fallback else unknown,
+        fuse_unk=True,
+        byte_fallback=fallback,
+    )
+
+
+def merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The pairs in the order in which they are joined. Raises ModelFileError where only their places in the text could tell."""
+    ranked = sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text])
+    pairs: list[tuple[str, str]] = []
+    for _, group in groupby(ranked, key=scores.__getitem__):
+        tied = list(group)
+        pairs += _splits(tied[0], scores) if len(tied) == 1 else _tied(tied, scores)
+    return pairs
+
+
+def _tied(texts: list[str], scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The pairs of pieces of the same score, of which the leftmost is joined first wherever it is."""
+    unit = texts[0][0]
+    runs = {text for text in scores if len(text) > 1 and text == unit * len(text)}
+    if set(texts) == runs:
+        return [(unit * left, unit * right) for left, right in _run_pairs({len(text) for text in texts})]
+    made = [(text, pair) for text in texts for pair in _splits(text, scores)]
+    begun: dict[str, set[str]] = {}
+    for text, (left, _) in made:
+        begun.setdefault(left, set()).add(text)
+    for text, (_, right) in made:
+        if others := begun.get(right, set()) - {text}:
+            raise ModelFileError(
+                f"The pieces {shown(text)} and {shown(min(others))} have the same score: where they overlap, only their places "
+                "tell which is made."
+            )
+    return [pair for _, pair in made]
+
+
+def _run_pairs(lengths: set[int]) -> list[tuple[int, int]]:
+    """The same for pieces that repeat one character, as blanks: their pairs by lengths. Raises ModelFileError.
+
+    In a run of it pieces grow from the left: who has grown goes on growing. That this is right is tried on runs of every length.
+    """
+    pairs = [(left, total - left) for total in lengths for left in range(1, total) if {left, total - left} <= lengths | {1}]
+    pairs.sort(key=lambda pair: (-pair[0], pair[1]))
+    ranks = {pair: rank for rank, pair in enumerate(pairs)}
+    for length in range(2, 4 * max(lengths)):
+        if _joined(length, ranks) != _joined(length, dict.fromkeys(pairs, 0)):
+            raise ModelFileError(
+                "Pieces that repeat one character have the same score, and no order that is right for every run."
+            )
+    return pairs
+
+
+def _joined(length: int, ranks: Mapping[tuple[int, int], int]) -> list[int]:
+    """A run of single characters after joining: always the pair of the lowest rank, the leftmost of several."""
+    run = [1] * length
+    while True:
+        found = [(ranks[pair], at) for at, pair in enumerate(pairwise(run)) if pair in ranks]
+        if not found:
+            return run
+        at = min(found)[1]
+        run[at : at + 2] = [run[at] + run[at + 1]]
+
+
+def _splits(text: str, known: Collection[str]) -> list[tuple[str, str]]:
+    """The ways to make this piece of two others. Of two that can overlap, the one that is then the left comes first."""
+    pairs = [(text[:at], text[at:]) for at in range(1, len(text)) if text[:at] in known and text[at:] in known]
+    return sorted(pairs, key=_is_right) if len(pairs) > 1 else pairs
+
+
+def _is_right(pair: tuple[str, str]) -> bool:
+    """Whether it overlaps with another way only as the right one: as `a` `ba` does in `ab` `a` `ba`, where both make `aba`.
+
+    Equal neighbours (`▁▁` `▁` `▁▁`) are joined from the left, so that a run of them has its longer pieces there.
+    """
+    left, right = pair
+    text = left + right
+    return text.endswith(left) and (not text.startswith(right) or len(left) < len(right))
