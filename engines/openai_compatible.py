@@ -1,10 +1,12 @@
 """Any engine with OpenAI's `/v1/chat/completions` that templates and parses by itself (`format: engine`).
 
 The client's own body goes out with three fields set; each event comes back as it is, beside what it says, which is for measuring
-and checking. The reader is on the path of every token: one typed decode, and nothing kept but which calls are open.
+and checking. The reader is on the path of every token: one typed decode, and nothing kept but which calls are open. The tokens
+that a client asks for are read only for whole answers, since those of a stream pass with its events.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -12,7 +14,18 @@ from engines.base import Call, Chunk, EngineFinish, EngineInfo, Traits, Work
 from engines.events import mended, read
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError, shown
-from gateway.request import ContentText, Delta, FinishReason, ReasoningText, ToolCallArguments, ToolCallEnd, ToolCallStart, Usage
+from gateway.request import (
+    ContentText,
+    Delta,
+    FinishReason,
+    ReasoningText,
+    Tokens,
+    TokenShown,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
 from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
 from gateway.wire.sse import SseEvent
 
@@ -54,9 +67,11 @@ class OpenAiCompatible:
             fields["model"] = Raw(encode(work.model))
         return Call("/v1/chat/completions", encode(fields))
 
-    def reader(self, _work: Work) -> "OpenAiReader":
+    def reader(self, work: Work) -> "OpenAiReader":
         """A fresh reader."""
-        return OpenAiReader()
+        request = work.request
+        asked = request.logprobs is not None or request.return_token_ids
+        return TokensReader() if asked and not request.stream else OpenAiReader()
 
     def error(self, status: int, body: bytes) -> GatewayError:
         """Nested under `error`, as OpenAI and vLLM write it, or flat, as SGLang does."""
@@ -125,12 +140,35 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Event(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
+    choices: Sequence[_Choice] | None = None
     usage: _Usage | None = None
     error: ErrorObject | str | None = None
     object: str = ""
     message: str | None = None
     code: int | str | None = None
+
+
+class _Likely(msgspec.Struct, gc=False):
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
+
+
+class _Generated(_Likely, gc=False):
+    top_logprobs: list[_Likely] | None = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Generated] | None = None
+
+
+class _TokensChoice(_Choice, gc=False):
+    logprobs: _Logprobs | None = None
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+
+
+class _TokensEvent(_Event, gc=False):
+    choices: Sequence[_TokensChoice] | None = None
 
 
 class _Meta(msgspec.Struct):
@@ -154,13 +192,16 @@ class _OpenCall(msgspec.Struct):
 
 
 _Calls = dict[int, _OpenCall]
-_EVENT = Decoder(_Event)
+_EVENT: Decoder[_Event] = Decoder(_Event)
+_TOKENS_EVENT: Decoder[_Event] = Decoder(_TokensEvent)
 _MODELS = Decoder(_Models)
 _NO_FUNCTION = _Function()
 
 
 class OpenAiReader:
     """Reads one stream, all choices of it. A call is told from where its name is known."""
+
+    _event = _EVENT
 
     def __init__(self) -> None:
         self._calls: dict[int, _Calls] = {}
@@ -173,7 +214,7 @@ class OpenAiReader:
         if self.done or data == b"[DONE]":
             self.done = True
             return None
-        said = read(_EVENT, data)
+        said = read(self._event, data)
         if said.error is not None or said.object == "error":
             raise failure_in_stream(said.error or ErrorObject(message=said.message, code=said.code))
         usage = _usage(said.usage) if said.usage is not None else None
@@ -223,6 +264,36 @@ class OpenAiReader:
             if reason != "length" or number < len(calls):
                 deltas.append(ToolCallEnd(index))
         return deltas
+
+
+class TokensReader(OpenAiReader):
+    """Reads the tokens too, as OpenAI and vLLM tell them."""
+
+    _event = _TOKENS_EVENT
+
+    def _deltas(self, choice: _Choice) -> list[Delta]:
+        deltas = super()._deltas(choice)
+        tokens = _generated(choice) if isinstance(choice, _TokensChoice) else ()
+        return [Tokens(tokens), *deltas] if tokens else deltas
+
+
+def _generated(choice: _TokensChoice) -> tuple[TokenShown, ...]:
+    told = (choice.logprobs.content if choice.logprobs is not None else None) or []
+    ids = choice.token_ids or [-1] * len(told)
+    if not told:
+        return tuple([TokenShown(token, b"") for token in ids])
+    if len(ids) != len(told):
+        raise EngineBroke("The engine sent token ids and log probabilities that are not of the same tokens.")
+    return tuple([_token(id, each) for id, each in zip(ids, told, strict=True)])
+
+
+def _token(id: int, told: _Generated) -> TokenShown:
+    top = tuple([TokenShown(-1, _data(other), other.logprob) for other in told.top_logprobs or ()])
+    return TokenShown(id, _data(told), told.logprob, top)
+
+
+def _data(told: _Likely) -> bytes:
+    return told.token.encode() if told.bytes is None else bytes(told.bytes)
 
 
 def _called(calls: _Calls, call: _Call) -> list[Delta]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.dialects.base import Answer, Dialect, Encoder, Limits
+from gateway.dialects.openai_answer import TokenFields
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
 from gateway.dialects.openai_stream import StreamEncoder
 from gateway.dialects.openai_whole import WholeEncoder
@@ -19,6 +20,8 @@ from gateway.request import (
     Finish,
     ParseFailure,
     ReasoningText,
+    Tokens,
+    TokenShown,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
@@ -41,8 +44,8 @@ STOP = Finish("stop", USAGE)
 FAILURE = ParseFailure("stray_marker", None, 3, True)
 
 
-def streaming(include_usage: bool = False, answer: Answer = ANSWER) -> StreamEncoder:
-    return StreamEncoder(answer, include_usage)
+def streaming(include_usage: bool = False, answer: Answer = ANSWER, tokens: TokenFields | None = None) -> StreamEncoder:
+    return StreamEncoder(answer, include_usage, tokens)
 
 
 def events(data: bytes) -> list[Any]:
@@ -235,6 +238,107 @@ def test_an_error_in_place_of_a_whole_answer() -> None:
     assert WholeEncoder(ANSWER).error(error) == DIALECT.error(error)
 
 
+# --- tokens
+
+LOGPROBS, IDS, BOTH = TokenFields(True, False), TokenFields(False, True), TokenFields(True, True)
+HI = TokenShown(5, b"Hi", -0.5, (TokenShown(5, b"Hi", -0.5), TokenShown(6, b"\xc3", -1.5)))
+HALF = TokenShown(6, b"\xc3", -2.0)
+END = TokenShown(2, b"<end>", -0.25)
+TOLD_HI = {
+    "token": "Hi",
+    "logprob": -0.5,
+    "bytes": [72, 105],
+    "top_logprobs": [
+        {"token": "Hi", "logprob": -0.5, "bytes": [72, 105]},
+        {"token": "\ufffd", "logprob": -1.5, "bytes": [195]},
+    ],
+}
+TOLD_HALF = {"token": "\ufffd", "logprob": -2.0, "bytes": [195], "top_logprobs": []}
+TOLD_END = {"token": "<end>", "logprob": -0.25, "bytes": [60, 101, 110, 100, 62], "top_logprobs": []}
+
+
+def logprobs(*content: Any, missing: int = 0) -> Any:
+    return {"content": list(content), "refusal": None} | ({"missing_tokens": missing} if missing else {})
+
+
+def choices_of(data: bytes) -> list[Any]:
+    """Each chunk's one choice but for its index."""
+    chunks = events(data)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    return [{key: value for key, value in chunk["choices"][0].items() if key != "index"} for chunk in chunks]
+
+
+def test_tokens_come_with_the_chunk_that_they_complete_and_the_last_with_the_end() -> None:
+    encoder = streaming(tokens=BOTH)
+    data = encoder.feed(0, [Tokens((HI,)), ContentText("Hi")])
+    assert encoder.feed(0, [Tokens((HALF,))]) == b""
+    data += encoder.feed(0, [Tokens((HALF,)), ContentText("é"), Tokens((HI,)), ReasoningText("Hi"), ContentText("!")])
+    data += encoder.feed(0, [Tokens((END,)), STOP])
+    assert choices_of(data) == [
+        {"delta": {"role": "assistant", "content": ""}, "finish_reason": None},
+        {"delta": {"content": "Hi"}, "logprobs": logprobs(TOLD_HI), "token_ids": [5], "finish_reason": None},
+        {"delta": {"content": "é"}, "logprobs": logprobs(TOLD_HALF, TOLD_HALF), "token_ids": [6, 6], "finish_reason": None},
+        {
+            "delta": {"reasoning_content": "Hi", "reasoning": "Hi"},
+            "logprobs": logprobs(TOLD_HI),
+            "token_ids": [5],
+            "finish_reason": None,
+        },
+        {"delta": {"content": "!"}, "finish_reason": None},
+        {"delta": {}, "logprobs": logprobs(TOLD_END), "token_ids": [2], "finish_reason": "stop"},
+    ]
+
+
+@pytest.mark.parametrize(("fields", "told"), [(LOGPROBS, {"logprobs": logprobs(TOLD_HI)}), (IDS, {"token_ids": [5]}), (None, {})])
+def test_only_what_was_asked_for_is_told(fields: TokenFields | None, told: Any) -> None:
+    deltas: list[Delta] = [Tokens((HI,)), ContentText("Hi"), STOP]
+    _, chunk, _ = choices_of(streaming(tokens=fields).feed(0, deltas))
+    assert chunk == {"delta": {"content": "Hi"}, "finish_reason": None} | told
+    whole = WholeEncoder(ANSWER, fields)
+    whole.feed(0, deltas)
+    body = json.loads(whole.end(USAGE))
+    ChatCompletion.model_validate(body, strict=True)
+    (choice,) = body["choices"]
+    assert {key: choice[key] for key in choice.keys() - {"index", "message", "finish_reason"}} == {"logprobs": None} | told
+
+
+def test_tokens_that_the_engine_did_not_name_are_counted() -> None:
+    unknown = TokenShown(7, b"x")
+    encoder = streaming(tokens=BOTH)
+    _, first, end = choices_of(encoder.feed(0, [Tokens((HI, unknown), missing=2), ContentText("Hi"), Tokens((), 1), STOP]))
+    assert (first["logprobs"], first["token_ids"]) == (logprobs(TOLD_HI, missing=3), [5, 7])
+    assert (end["logprobs"], end["token_ids"]) == (logprobs(missing=1), [])
+
+
+def test_tokens_of_thoughts_that_are_not_shown_come_with_the_next_chunk() -> None:
+    encoder = streaming(answer=Answer("chatcmpl-1", 1, "m", ()), tokens=IDS)
+    data = encoder.feed(0, [Tokens((HALF,)), ReasoningText("t"), Tokens((HI,)), ContentText("Hi")])
+    assert [choice.get("token_ids") for choice in choices_of(data)] == [None, [6, 5]]
+
+
+@pytest.mark.parametrize(("fields", "told"), [(IDS, [1, 4093]), (LOGPROBS, None)])
+def test_the_prompts_ids_come_first(fields: TokenFields, told: Any) -> None:
+    answer = Answer("chatcmpl-1", 1, "m", prompt_ids=(1, 4093))
+    encoder, whole = streaming(answer=answer, tokens=fields), WholeEncoder(answer, fields)
+    chunks = events(encoder.feed(0, [Tokens((HI,)), ContentText("Hi"), STOP]))
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [told, None, None]
+    assert chunks[0]["choices"] == [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
+    whole.feed(0, [STOP])
+    assert json.loads(whole.end(USAGE)).get("prompt_token_ids") == told
+
+
+def test_an_engines_own_prompt_ids_are_in_the_whole_answer() -> None:
+    encoder, deaf = WholeEncoder(ANSWER, IDS), WholeEncoder(ANSWER, LOGPROBS)
+    for each in (encoder, deaf):
+        each.passed(0, b'{"prompt_token_ids":[3,4]}', [])
+        each.passed(0, b'{"prompt_token_ids":null}', [Tokens((HI,)), STOP])
+    assert json.loads(encoder.end(USAGE))["prompt_token_ids"] == [3, 4]
+    assert "prompt_token_ids" not in json.loads(deaf.end(USAGE))
+    with pytest.raises(EngineBroke, match="prompt_token_ids cannot be read"):
+        WholeEncoder(ANSWER, IDS).passed(0, b'{"prompt_token_ids":["a"]}', [])
+
+
 # --- streamed equals whole
 
 
@@ -245,8 +349,10 @@ def answers(texts: st.SearchStrategy[str]) -> st.SearchStrategy[list[Delta]]:
     def build(draw: st.DrawFn) -> list[Delta]:
         deltas: list[Delta] = []
         calls = 0
-        for kind in draw(st.lists(st.sampled_from(["content", "reasoning", "failure", "call"]), max_size=8)):
-            if kind == "call":
+        for kind in draw(st.lists(st.sampled_from(["content", "reasoning", "failure", "call", "tokens"]), max_size=8)):
+            if kind == "tokens":
+                deltas.append(draw(generated))
+            elif kind == "call":
                 pieces = draw(st.lists(texts, max_size=3))
                 deltas += [
                     ToolCallStart(calls, f"c{calls}", draw(texts)),
@@ -265,9 +371,19 @@ def answers(texts: st.SearchStrategy[str]) -> st.SearchStrategy[list[Delta]]:
     return build()
 
 
+likely = st.builds(TokenShown, st.integers(0, 9), st.binary(max_size=3), st.floats(-9, 0))
+shown = st.builds(
+    TokenShown, st.integers(0, 9), st.binary(max_size=3), st.none() | st.floats(-9, 0), st.tuples() | st.tuples(likely)
+)
+generated = st.builds(Tokens, st.lists(shown, min_size=1, max_size=2).map(tuple), st.integers(0, 2))
+
+
 def grouped(deltas: Sequence[Delta], places: Sequence[int]) -> list[Sequence[Delta]]:
     bounds = sorted({0, len(deltas), *(place % (len(deltas) + 1) for place in places)})
     return [deltas[a:b] for a, b in pairwise(bounds)]
+
+
+NO_TOKENS: dict[str, Any] = {"entries": [], "missing": 0, "ids": []}
 
 
 def folded(chunks: Sequence[Any], ended: set[tuple[int, int]]) -> dict[int, Any]:
@@ -275,7 +391,11 @@ def folded(chunks: Sequence[Any], ended: set[tuple[int, int]]) -> dict[int, Any]
     choices: dict[int, Any] = {}
     for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
         index, delta = choice["index"], choice["delta"]
-        told = choices.setdefault(index, {"role": [], "content": "", "reasoning": "", "calls": {}, "finish": []})
+        told = choices.setdefault(index, {"role": [], "content": "", "reasoning": "", "calls": {}, "finish": [], **NO_TOKENS})
+        if "logprobs" in choice:
+            told["entries"] = told["entries"] + choice["logprobs"]["content"]
+            told["missing"] += choice["logprobs"].get("missing_tokens", 0)
+        told["ids"] = told["ids"] + choice.get("token_ids", [])
         told["content"] += delta.get("content", "")
         told["reasoning"] += delta.get("reasoning", "")
         told["role"] += [delta["role"]] if "role" in delta else []
@@ -294,9 +414,16 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(answers(texts), min_size=1, max_size=3), st.lists(st.integers(min_value=0), max_size=6), st.booleans())
-def test_the_stream_folded_is_the_whole_answer(choices: list[list[Delta]], places: list[int], include_usage: bool) -> None:
-    stream, whole = streaming(include_usage), WholeEncoder(ANSWER)
+@given(
+    st.lists(answers(texts), min_size=1, max_size=3),
+    st.lists(st.integers(min_value=0), max_size=6),
+    st.booleans(),
+    st.sampled_from([None, LOGPROBS, IDS, BOTH]),
+)
+def test_the_stream_folded_is_the_whole_answer(
+    choices: list[list[Delta]], places: list[int], include_usage: bool, tokens: TokenFields | None
+) -> None:
+    stream, whole = streaming(include_usage, tokens=tokens), WholeEncoder(ANSWER, tokens)
     data = b""
     for index, deltas in enumerate(choices):
         for group in grouped(deltas, places):
@@ -319,6 +446,14 @@ def test_the_stream_folded_is_the_whole_answer(choices: list[list[Delta]], place
         assert told["reasoning"] == message.get("reasoning", "") == message.get("reasoning_content", "")
         assert told["calls"] == message.get("tool_calls", [])
         assert told["finish"] == [choice["finish_reason"]]
+        said = choice["logprobs"] or {"content": []}
+        assert (told["entries"], told["missing"]) == (said["content"], said.get("missing_tokens", 0))
+        assert told["ids"] == choice.get("token_ids", [])
+        generated = [delta for delta in choices[choice["index"]] if isinstance(delta, Tokens)]
+        if tokens is not None and tokens.logprobs:
+            assert len(told["entries"]) + told["missing"] == sum(len(each.tokens) + each.missing for each in generated)
+        if tokens is not None and tokens.ids:
+            assert told["ids"] == [token.id for each in generated for token in each.tokens]
 
 
 # --- an engine's own events
@@ -416,6 +551,8 @@ def test_the_request_says_which_encoder() -> None:
     assert DIALECT.name == "openai_chat"
     assert DIALECT.path == "/v1/chat/completions"
     assert isinstance(encoder_for(), WholeEncoder)
+    asked = encoder_for(logprobs=True, return_token_ids=True, stream=True).feed(0, [Tokens((HI,)), ContentText("Hi")])
+    assert choices_of(asked)[1].keys() == {"logprobs", "token_ids", "delta", "finish_reason"}
     assert encoder_for(stream=True).end(USAGE) == b"data: [DONE]\n\n"
     assert encoder_for(stream=True, stream_options={"include_usage": True}).end(USAGE).count(b"data: ") == 2
 

@@ -8,9 +8,20 @@ import pytest
 from support.llamacpp import EngineUnderTest
 
 from engines.base import Chunk, EngineFinish, EngineInfo, Work
-from engines.openai_compatible import OpenAiCompatible, OpenAiReader
+from engines.openai_compatible import OpenAiCompatible, OpenAiReader, TokensReader
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused
-from gateway.request import ContentText, GenerateRequest, ReasoningText, ToolCallArguments, ToolCallEnd, ToolCallStart, Usage
+from gateway.request import (
+    ContentText,
+    Delta,
+    GenerateRequest,
+    ReasoningText,
+    Tokens,
+    TokenShown,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
 from gateway.wire.sse import SseEvent, SseReader
 
 
@@ -91,6 +102,76 @@ def test_text_thought_finish_and_usage() -> None:
         Chunk(raw=end, finish=EngineFinish("stop")),
         Chunk(raw=used, usage=Usage(9, 4, 8, 2)),
     ]
+
+
+# Tokens
+
+
+def entry(token: str, logprob: float, data: Any = None, **more: Any) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": data, **more}
+
+
+def with_tokens(content: str | None = None, finish: str | None = None, **told: Any) -> bytes:
+    delta = {} if content is None else {"content": content}
+    return json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish, **told}]}).encode()
+
+
+HALF = entry("\\xc3", -1.0, [195], top_logprobs=[entry("Hi", -0.5), entry("\\xc3", -1.0, [195])])
+HALF_SHOWN = (TokenShown(-1, b"Hi", -0.5), TokenShown(-1, b"\xc3", -1.0))
+
+
+@pytest.mark.parametrize(
+    ("told", "tokens"),
+    [
+        ({}, ()),
+        ({"logprobs": None, "token_ids": None}, ()),
+        ({"logprobs": {"content": None, "refusal": None}, "token_ids": []}, ()),
+        ({"token_ids": [5, 6]}, (TokenShown(5, b""), TokenShown(6, b""))),
+        ({"logprobs": {"content": [entry("Hi", -0.5)]}}, (TokenShown(-1, b"Hi", -0.5),)),
+        (
+            {"logprobs": {"content": [HALF, entry("é", 0, top_logprobs=None)]}, "token_ids": [7, 8]},
+            (TokenShown(7, b"\xc3", -1.0, HALF_SHOWN), TokenShown(8, "é".encode(), 0.0)),
+        ),
+    ],
+)
+def test_tokens_are_read_as_openai_and_vllm_tell_them(told: Any, tokens: tuple[TokenShown, ...]) -> None:
+    reader = TokensReader()
+    chunk, end = (reader.chunk(SseEvent(one)) for one in (with_tokens("Hi", **told), with_tokens(None, "stop", **told)))
+    assert chunk is not None
+    assert end is not None
+    before: tuple[Delta, ...] = (Tokens(tokens),) if tokens else ()
+    assert (chunk.deltas, end.deltas) == ((*before, ContentText("Hi")), before)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"token_ids": [1], "logprobs": {"content": [entry("a", -1), entry("b", -1)]}},
+        {"token_ids": ["a"]},
+        {"token_ids": [-1]},
+        {"logprobs": {"content": [entry("a", -1, [256])]}},
+        {"logprobs": {"content": [{"token": "a"}]}},
+        {"logprobs": []},
+    ],
+)
+def test_tokens_that_cannot_be_true_are_a_broken_engine(told: Any) -> None:
+    with pytest.raises(EngineBroke):
+        TokensReader().chunk(SseEvent(with_tokens("a", **told)))
+    (chunk,) = read(with_tokens("a", **told))  # of no concern where they were not asked for
+    assert chunk.deltas == (ContentText("a"),)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reader"),
+    [
+        ({}, OpenAiReader),
+        ({"logprobs": 0}, TokensReader),
+        ({"return_token_ids": True}, TokensReader),
+        ({"logprobs": 2, "stream": True}, OpenAiReader),  # the events pass as they are
+    ],
+)
+def test_tokens_are_read_only_where_they_are_asked_for(asked: Any, reader: type) -> None:
+    assert type(OpenAiCompatible().reader(Work(request=GenerateRequest("m", (), **asked)))) is reader
 
 
 def test_done_is_the_end_mark_only() -> None:
@@ -276,17 +357,37 @@ def test_info_without_an_answer() -> None:
 
 
 @pytest.mark.engine
-def test_a_real_chat(local_engine: EngineUnderTest) -> None:
+def test_real_log_probabilities(local_engine: EngineUnderTest) -> None:
+    body = {**CHAT, "logprobs": True, "top_logprobs": 2}
+    asked = Work(request=GenerateRequest("ours", (), body=json.dumps(body).encode(), logprobs=2))
+    _, chunks = answered(local_engine, asked)
+    deltas = [delta for chunk in chunks for delta in chunk.deltas]
+    tokens = [token for delta in deltas if isinstance(delta, Tokens) for token in delta.tokens]
+    assert len(tokens) == 5
+    assert b"".join(token.data for token in tokens).decode() == "".join(d.text for d in deltas if isinstance(d, ContentText))
+    assert all(len(token.top) == 2 and token.logprob == token.top[0].logprob for token in tokens)
+
+
+CHAT = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 5, "model": "ours"}
+
+
+def answered(engine: EngineUnderTest, asked: Work) -> tuple[list[SseEvent], list[Chunk]]:
+    """The real engine's events, and what the adapter makes of them."""
     adapter = OpenAiCompatible()
-    body = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 5, "model": "ours"}
-    asked = work(json.dumps(body).encode(), None)
     call = adapter.call(asked)
-    request = urllib.request.Request(local_engine.url + call.path, call.body, {"Content-Type": "application/json"})
+    request = urllib.request.Request(engine.url + call.path, call.body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         events = SseReader().feed(answer.read())
     reader = adapter.reader(asked)
     chunks = [chunk for one in events if (chunk := reader.chunk(one)) is not None]
     assert reader.done
+    return events, chunks
+
+
+@pytest.mark.engine
+def test_a_real_chat(local_engine: EngineUnderTest) -> None:
+    adapter = OpenAiCompatible()
+    events, chunks = answered(local_engine, work(json.dumps(CHAT).encode(), None))
     assert [chunk.raw for chunk in chunks] == [one.data for one in events[:-1]]
     assert "".join(delta.text for chunk in chunks for delta in chunk.deltas if isinstance(delta, ContentText)).strip()
     assert [chunk.finish.reason for chunk in chunks if chunk.finish] == ["length"]
