@@ -1,21 +1,26 @@
 """A client's messages to the plain dicts that chat templates read.
 
-Two steps. `turns` checks the conversation and takes away what only dialects know (parts, call ids, the old function role). `fit`
-then maps it to what the model's template can show. Invariant: what the template would drop is mapped, with a note, or refused
-with the message's index; broken arguments in the history never fail a request.
+Two steps. `turns` checks the conversation and takes away what only dialects know (parts, the old function role). `fit` then maps
+it to what the model's template can show. Invariant: what the template would drop is mapped, with a note, or refused with the
+message's index; broken arguments in the history never fail a request.
 """
 
+import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Literal
 
 from gateway.errors import BadRequest, shown
-from gateway.prompt.probe import Capabilities
+from gateway.prompt.probe import THINKING_SWITCHES, THOUGHT_END, THOUGHT_PARTS, Capabilities, with_thought
 from gateway.request import Message, ToolCall, ToolSpec
 from gateway.wire import jsonio
 
 RAW_ARGUMENTS = "raw_arguments"
 _TEXT_PARTS = frozenset({"text", "refusal"})
+_NINE = re.compile("[0-9A-Za-z]{9}")
+_ALPHANUMERICS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +47,26 @@ def turns(messages: Iterable[Message]) -> list[Turn]:
     return found
 
 
-def fit(conversation: Sequence[Turn], can: Capabilities) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The template's messages, and notes on what was mapped. Raises BadRequest where the template would drop a message."""
+def fit(
+    conversation: Sequence[Turn], can: Capabilities, thinking: bool | None = None
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The template's messages, and notes on what was mapped. Raises BadRequest where the template would drop a message.
+
+    `thinking` is what the request says of the template's thinking switch, None where it says nothing.
+    """
     notes: list[str] = []
     fitted: list[Turn] = []
-    for turn in conversation:
+    for turn in _results_in_order(conversation, notes):
         _shown(turn, can)
         _place(_mapped_role(turn, can, notes, first=not fitted), fitted, can, notes)
     if can.system != "yes":
         fitted = _folded(fitted, notes)
-    return [_dict(turn, can, notes) for turn in fitted], tuple(notes)
+    if not fitted:
+        raise BadRequest("The model's chat template shows none of these messages.", param="messages")
+    apart = [each for turn in fitted for each in _said_apart(turn, can, notes)]
+    notes += _thought_notes(conversation, can, thinking)
+    ids = _template_ids(conversation, can, notes)
+    return [_dict(turn, can, ids, notes) for turn in apart], tuple(notes)
 
 
 def sure_texts(messages: Iterable[Message]) -> Iterator[str]:
@@ -65,16 +80,36 @@ def sure_texts(messages: Iterable[Message]) -> Iterator[str]:
             yield from (text.strip() for text in texts if isinstance(text, str))
 
 
-def unread_kwargs(given: Iterable[str], read: frozenset[str]) -> tuple[str, ...]:
-    """Notes on the client's template variables that nothing reads."""
-    return tuple(f"chat_template_kwargs.{name} is not read by the template" for name in given if name not in read)
+def fit_kwargs(given: Mapping[str, Any], read: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The client's variables that the template reads, and notes on the others. A thinking switch goes by the template's name."""
+    fitted: dict[str, Any] = {}
+    notes: list[str] = []
+    for name, value in given.items():
+        others = [other for other in THINKING_SWITCHES if name in THINKING_SWITCHES and other in read and other not in given]
+        if name in read:
+            fitted[name] = value
+        elif others:
+            fitted[others[0]] = value
+            notes.append(f"chat_template_kwargs.{name} is given as {others[0]}")
+        else:
+            notes.append(f"chat_template_kwargs.{name} is not read by the template")
+    return fitted, tuple(notes)
 
 
-def tool_dict(tool: ToolSpec) -> dict[str, Any]:
-    """A tool as templates read it. Without parameters it takes none, which is written out."""
-    described = {"description": tool.description} if tool.description is not None else {}
-    parameters = {"type": "object", "properties": {}} if tool.parameters is None else dict(tool.parameters)
-    return {"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}}
+def thinking_switch(kwargs: Mapping[str, Any]) -> bool | None:
+    """What a template's variables say of its thinking, None where they say nothing."""
+    return next((bool(kwargs[name]) for name in reversed(THINKING_SWITCHES) if kwargs.get(name) is not None), None)
+
+
+def tool_dict(tool: ToolSpec, needed: Iterable[str] = ()) -> dict[str, Any]:
+    """A tool as templates read it, with the keys that one needs. Without parameters it takes none, which is written out."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None or "description" in needed:
+        function["description"] = tool.description or ""
+    function["parameters"] = {"type": "object", "properties": {}} if tool.parameters is None else dict(tool.parameters)
+    if "properties" in needed:
+        function["parameters"].setdefault("properties", {})
+    return {"type": "function", "function": function}
 
 
 def arguments_object(text: str) -> dict[str, Any] | None:
@@ -133,14 +168,38 @@ def _answered(index: int, message: Message, calls: Mapping[str, ToolCall]) -> To
     return call
 
 
+def _results_in_order(conversation: Sequence[Turn], notes: list[str]) -> list[Turn]:
+    """Results in the order of their calls: many templates show no ids, so that only the order tells which is whose."""
+    ordered: list[Turn] = []
+    order: dict[str, int] = {}
+    begin = 0
+    for turn in conversation:
+        if turn.answers is None:
+            order = {call.id: number for number, call in enumerate(turn.calls)}
+            begin = len(ordered) + 1
+        ordered.append(turn)
+        if turn.answers is not None and len(order) > 1:
+            run = sorted(ordered[begin:], key=lambda result: order.get(result.answers.id, -1) if result.answers else -1)
+            if run != ordered[begin:]:
+                notes.append(f"messages[{turn.index}]: result put in the order of its call")
+            ordered[begin:] = run
+    return ordered
+
+
 def _shown(turn: Turn, can: Capabilities) -> None:
     place = f"messages[{turn.index}]"
     if turn.calls and can.tool_calls != "yes":
-        raise BadRequest("The model's chat template does not show earlier tool calls to it.", param=f"{place}.tool_calls")
+        raise _not_shown("does not show earlier tool calls to it", can.refusals.get("tool_calls"), f"{place}.tool_calls")
     if len(turn.calls) > 1 and can.parallel_calls != "yes":
-        raise BadRequest("The model's chat template shows it only one tool call a message.", param=f"{place}.tool_calls[1]")
+        reason = can.refusals.get("parallel_calls")
+        raise _not_shown("shows it only one tool call a message", reason, f"{place}.tool_calls[1]")
     if turn.role == "tool" and can.tool_results != "yes":
-        raise BadRequest("The model's chat template does not show tool results to it.", param=place)
+        raise _not_shown("does not show tool results to it", can.refusals.get("tool_results"), place)
+
+
+def _not_shown(what: str, reason: str | None, place: str) -> BadRequest:
+    """`reason`: the template's own words, where it has some."""
+    return BadRequest(f"The model's chat template {what}{f': {reason}' if reason else '.'}", param=place)
 
 
 def _mapped_role(turn: Turn, can: Capabilities, notes: list[str], *, first: bool) -> Turn:
@@ -152,16 +211,29 @@ def _mapped_role(turn: Turn, can: Capabilities, notes: list[str], *, first: bool
 
 def _place(turn: Turn, fitted: list[Turn], can: Capabilities, notes: list[str]) -> None:
     """Adds a turn, or its text to the one before where the template cannot show the two apart."""
-    if turn.role == "system" and fitted and can.later_system != "yes":
+    said = bool(turn.text or turn.calls or (turn.reasoning and can.reasoning == THOUGHT_PARTS))
+    if turn.role == "assistant" and not said and can.empty_answer != "yes":
+        notes.append(f"messages[{turn.index}]: answer without text left out")
+    elif _stands_alone(turn, fitted, can):
+        fitted.append(turn)
+    else:
+        notes.append(f"messages[{turn.index}]: joined to the {fitted[-1].role} message before it")
+        fitted[-1] = _joined(fitted[-1], turn)
+
+
+def _stands_alone(turn: Turn, fitted: Sequence[Turn], can: Capabilities) -> bool:
+    if not fitted:
+        return True
+    before = fitted[-1]
+    if turn.role == "system" and can.later_system != "yes":
         if any(earlier.role not in {"system", "developer"} for earlier in fitted):
             raise BadRequest(
                 "The model's chat template shows a system message only at the beginning.", param=f"messages[{turn.index}].role"
             )
-    elif not (turn.role == "user" and fitted and fitted[-1].role == "user" and can.consecutive_users != "yes"):
-        fitted.append(turn)
-        return
-    notes.append(f"messages[{turn.index}]: joined to the {fitted[-1].role} message before it")
-    fitted[-1] = _joined(fitted[-1], turn)
+        return False
+    if turn.role == before.role == "user":
+        return can.consecutive_users == "yes"
+    return turn.role != "assistant" or before.role != "assistant" or bool(before.calls) or can.consecutive_assistants == "yes"
 
 
 def _folded(fitted: list[Turn], notes: list[str]) -> list[Turn]:
@@ -179,21 +251,83 @@ def _folded(fitted: list[Turn], notes: list[str]) -> list[Turn]:
 
 
 def _joined(before: Turn, turn: Turn) -> Turn:
-    return replace(before, text=f"{before.text}\n\n{turn.text}")
+    return replace(
+        before,
+        text=_lines(before.text, turn.text),
+        reasoning=_lines(before.reasoning, turn.reasoning),
+        calls=turn.calls,
+    )
 
 
-def _dict(turn: Turn, can: Capabilities, notes: list[str]) -> dict[str, Any]:
+def _lines(*texts: str | None) -> str | None:
+    given = [text for text in texts if text is not None]
+    return "\n\n".join(given) if given else None
+
+
+def _said_apart(turn: Turn, can: Capabilities, notes: list[str]) -> list[Turn]:
+    """A message that calls, its text put where the template shows it."""
+    if not turn.calls or not (turn.text or "").strip() or can.called_text == "beside":
+        return [turn]
+    calls = replace(turn, text=None)
+    place = f"messages[{turn.index}]: text beside calls"
+    if can.called_text == "thought":
+        notes.append(f"{place} given as a thought")
+        return [replace(calls, reasoning=_lines(turn.reasoning, turn.text))]
+    if can.called_text == "before":
+        notes.append(f"{place} given as a message before them")
+        return [replace(turn, reasoning=None, calls=()), calls]
+    notes.append(f"{place} left out, the template shows none")
+    return [calls]
+
+
+def _thought_notes(conversation: Sequence[Turn], can: Capabilities, thinking: bool | None) -> Iterator[str]:
+    thoughtful = [turn.index for turn in conversation if turn.reasoning]
+    if thoughtful and (can.reasoning is None or thinking in can.hides_thoughts):
+        why = "shows none" if can.reasoning is None else "shows none unless thinking is switched on"
+        yield f"messages[{thoughtful[-1]}]: thoughts are left out, the template {why} ({len(thoughtful)} in all)"
+    for turn in conversation:
+        if can.cuts_answers and turn.role == "assistant" and THOUGHT_END in (turn.text or ""):
+            yield f"messages[{turn.index}]: what stands before {THOUGHT_END} is a thought to the template"
+
+
+def _template_ids(conversation: Sequence[Turn], can: Capabilities, notes: list[str]) -> dict[str, str]:
+    """Each call's id as the template takes it: the client's own where that may be. Later calls change no earlier id."""
+    ids: dict[str, str] = {}
+    for call in (call for turn in conversation for call in turn.calls if call.id not in ids):
+        fits = can.call_ids == "any" or (_NINE.fullmatch(call.id) and call.id not in ids.values())
+        ids[call.id] = call.id if fits else _nine(call.id, frozenset(ids.values()))
+    mapped = sum(given != own for given, own in ids.items())
+    if mapped:
+        notes.append(f"{mapped} call ids mapped to nine characters, as the template wants them")
+    return ids
+
+
+def _nine(call_id: str, taken: frozenset[str]) -> str:
+    """Nine letters and digits that stand for this id, none of those taken."""
+    for attempt in count():
+        number = int.from_bytes(hashlib.sha256(f"{attempt} {call_id}".encode()).digest()[:8], "big")
+        text = ""
+        for _ in range(9):
+            number, digit = divmod(number, len(_ALPHANUMERICS))
+            text += _ALPHANUMERICS[digit]
+        if text not in taken:
+            return text
+    raise AssertionError("count ends never")
+
+
+def _dict(turn: Turn, can: Capabilities, ids: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": turn.role}
     if turn.text or not turn.calls:
         message["content"] = turn.text or ""
     elif can.no_content != "absent":
         message["content"] = "" if can.no_content == "empty" else None
-    if turn.reasoning is not None:
-        message[can.reasoning or "reasoning_content"] = turn.reasoning
+    if turn.reasoning or (turn.reasoning is not None and can.reasoning != THOUGHT_PARTS):
+        message = with_thought(message, can.reasoning or "reasoning_content", turn.reasoning)
     if turn.calls:
-        message["tool_calls"] = [_call_dict(turn.index, number, call, can, notes) for number, call in enumerate(turn.calls)]
+        calls = (_call_dict(turn.index, number, call, can, notes) for number, call in enumerate(turn.calls))
+        message["tool_calls"] = [{"id": ids[call.id], **made} for call, made in zip(turn.calls, calls, strict=True)]
     if turn.answers is not None:
-        message |= {"tool_call_id": turn.answers.id, "name": turn.answers.name}
+        message |= {"tool_call_id": ids[turn.answers.id], "name": turn.answers.name}
     return message
 
 
@@ -209,4 +343,4 @@ def _call_dict(index: int, number: int, call: ToolCall, can: Capabilities, notes
         arguments = call.arguments if can.broken_arguments == "text" else {RAW_ARGUMENTS: call.arguments}
     if can.arguments == "text" and not isinstance(arguments, str):
         arguments = jsonio.dumps(arguments)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {"type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -5,7 +5,7 @@ its text shows: a message counts as given when its mark is in the rendered text.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
@@ -15,16 +15,25 @@ from gateway.prompt.template import ChatTemplate
 Support = Literal["yes", "no", "raises"]
 ArgumentForm = Literal["object", "text"]
 NoContentForm = Literal["empty", "absent", "null"]
+CalledText = Literal["beside", "thought", "before", "nowhere"]
 Json = dict[str, Any]
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_SWITCHES: tuple[Json, ...] = ({}, *({name: value} for name in ("enable_thinking", "thinking") for value in (True, False)))
+THOUGHT_PARTS = "content"  # the thought is a part of the content
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", THOUGHT_PARTS)
+THOUGHT_END = "</think>"
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+_SWITCHES: tuple[Json, ...] = ({}, *({name: value} for name in THINKING_SWITCHES for value in (True, False)))
 _ARGUMENT_FORMS: tuple[ArgumentForm, ...] = ("object", "text")
 _NO_CONTENT_FORMS: tuple[NoContentForm, ...] = ("empty", "absent", "null")
+_CALLED_TEXT_FORMS: tuple[CalledText, ...] = ("beside", "thought", "before")
 _IDS = ("callprobe", "callprob2")  # nine alphanumerics, since some templates ask for just that
+_ORDINARY_ID = "call_Probe0123456789abcdefg"
 _NAME = "probe_function"
+_PRINTED = ("'type': 'thinking'", "'probe_key': '")  # Python's own writing of what the template took for text
 _USER: Mapping[str, Any] = {"role": "user", "content": "probeusermark"}
 _SAID: Mapping[str, Any] = {"role": "assistant", "content": "probeanswermark"}
+_MORE: Mapping[str, Any] = {"role": "user", "content": "probemoremark"}
+_RESULT: Mapping[str, Any] = {"role": "tool", "tool_call_id": _IDS[0], "name": _NAME, "content": "proberesultmark"}
 _TOOLS: Sequence[Json] = [
     {
         "type": "function",
@@ -44,12 +53,22 @@ _TOOLS: Sequence[Json] = [
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """`yes`: it is in the text; `no`: it is dropped without a word; `raises`: the template refuses it. A developer message
-    counts as `no` too where the template would write down any role, known to the model or not.
+    counts as `no` too where the template would write down any role, known to the model or not. What the template shows in one
+    place and not in another (after an answer, in a tool loop) counts as not shown.
 
-    `later_system` and `later_developer` are such messages after the first. `arguments` is the form in which the template takes a
-    call's arguments, `broken_arguments` what it takes for text that is no JSON object; `no_content` how a call without text is
-    written: as "", without the key, or as null. `reasoning` is the field from which thoughts are read, None where none is.
-    `opening` is how the assistant's turn begins in a generation prompt, empty where the template writes none.
+    `later_system` and `later_developer` are such messages after the first; `empty_answer` is an answer without text.
+    `arguments` is the form in which the template takes a call's arguments, `broken_arguments` what it takes for text that is no
+    JSON object; `no_content` how a call without text is written: as "", without the key, or as null. `called_text` says where the
+    text of a message that calls is shown: in it, as a part of its thought, in a message before it.
+
+    `reasoning` is the field from which thoughts are read, THOUGHT_PARTS for parts of the content, None where none is.
+    `hides_thoughts` holds the thinking switch's values (None: not given) with which it shows none at all. `cuts_answers`: what
+    stands before THOUGHT_END in an answer is a thought to it, and cut as one.
+
+    `call_ids` is `nine` where ids must have nine letters or digits. `tool_keys` are the keys that a tool must have, beside its
+    name and parameters; `no_tools` is what `tools` must be where there are none. `opening` is how the assistant's turn begins in
+    a generation prompt, empty where the template writes none. `refusals` are the template's words, by the name of what it
+    refuses.
     """
 
     system: Support
@@ -66,35 +85,78 @@ class Capabilities:
     no_content: NoContentForm
     reasoning: str | None
     opening: str
+    consecutive_assistants: Support = "yes"
+    empty_answer: Support = "yes"
+    called_text: CalledText = "beside"
+    hides_thoughts: frozenset[bool | None] = frozenset()
+    cuts_answers: bool = False
+    call_ids: Literal["any", "nine"] = "any"
+    tool_keys: frozenset[str] = frozenset()
+    no_tools: Literal["null", "empty"] = "null"
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
 
 def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
     """Raises ModelFileError for a template that cannot even render one user message."""
     rig = _Rig(template, specials)
     call = _call_form(rig)
-    result: Json = {"role": "tool", "tool_call_id": _IDS[0], "name": _NAME, "content": "proberesultmark"}
-    later: Json = {"content": "probelatermark"}
+    loop = [_USER, call.message("probevaluemark"), _RESULT]
+    results = rig.shows_all([loop, [*loop, _SAID, _MORE]], "proberesultmark", tools=_TOOLS)
+    looped = [loop, [*loop, _SAID, _MORE]] if call.support == results == "yes" else []
+    parallel = [_USER, call.message("probevaluemark", "probesecondmark"), _RESULT, {**_RESULT, "tool_call_id": _IDS[1]}]
+    reasoning, hides = _reasoning(rig, call)
+    supports: dict[str, Support] = {
+        **_roles(rig, looped),
+        "tools": rig.shows_all([[_USER], *looped], _NAME, "probedescriptionmark", tools=_TOOLS),
+        "tool_calls": call.support,
+        "tool_results": results,
+        "parallel_calls": rig.shows(parallel, "probevaluemark", "probesecondmark", tools=_TOOLS),
+    }
+    tried = {"tool_calls": loop[:2], "tool_results": loop, "parallel_calls": parallel}
     return Capabilities(
-        system=rig.shows([{"role": "system", "content": "probefirstmark"}, _USER], "probefirstmark"),
-        later_system=rig.shows([_USER, _SAID, later | {"role": "system"}, _USER], "probelatermark"),
-        developer=_own_role(rig, "developer", [{"content": "probefirstmark"}, _USER], "probefirstmark"),
-        later_developer=_own_role(rig, "developer", [_USER, _SAID, later, _USER], "probelatermark"),
-        consecutive_users=rig.shows([_USER, later | {"role": "user"}], "probelatermark", "probeusermark"),
-        tools=rig.shows([_USER], _NAME, tools=True),
-        tool_calls=call.support,
-        parallel_calls=rig.shows(
-            [_USER, call.message("probevaluemark", "probesecondmark"), result, result | {"tool_call_id": _IDS[1]}],
-            "probevaluemark",
-            "probesecondmark",
-            tools=True,
-        ),
-        tool_results=rig.shows([_USER, call.message("probevaluemark"), result], "proberesultmark", tools=True),
+        **supports,
         arguments=call.arguments,
         broken_arguments=_broken_form(rig, call),
         no_content=call.no_content,
-        reasoning=_reasoning_field(rig, call, result),
+        called_text=_called_text(rig, call, reasoning, hides),
+        reasoning=reasoning,
+        hides_thoughts=hides,
+        cuts_answers=_cuts_answers(rig),
+        call_ids=_call_ids(rig, loop),
+        tool_keys=_tool_keys(rig),
+        no_tools=rig.no_tools,
         opening=_opening(rig),
+        refusals={name: rig.reason(messages) for name, messages in tried.items() if supports[name] == "raises"},
     )
+
+
+def _cuts_answers(rig: "_Rig") -> bool:
+    """Whether it does so with an answer that holds the thought's end alone, or its beginning too."""
+    ended = f"probebefore{THOUGHT_END}probeafter"
+    conversations = [[_USER, _said(text), _MORE] for text in (ended, ended.replace(THOUGHT_END, f"<think>{THOUGHT_END}"))]
+    return rig.shows_all(conversations, "probebefore") == "no"
+
+
+def _said(text: str) -> Json:
+    return {"role": "assistant", "content": text}
+
+
+def _roles(rig: "_Rig", looped: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Support]:
+    first: Json = {"role": "system", "content": "probefirstmark"}
+    later: Json = {"content": "probelatermark"}
+    system = rig.shows_all([[first, _USER], [first, _USER, _SAID, _MORE]], "probefirstmark")
+    if system == "yes" and looped:
+        system = rig.shows_all([[first, *messages] for messages in looped], "probefirstmark", tools=_TOOLS)
+    before, marks = ([first], ["probefirstmark"]) if system == "yes" else ([], [])
+    return {
+        "system": system,
+        "later_system": rig.shows([*before, _USER, _SAID, later | {"role": "system"}, _MORE], "probelatermark", *marks),
+        "developer": _own_role(rig, "developer", [{"content": "probefirstmark"}, _USER], "probefirstmark"),
+        "later_developer": _own_role(rig, "developer", [_USER, _SAID, later, _MORE], "probelatermark"),
+        "consecutive_users": rig.shows([_USER, _MORE], "probemoremark", "probeusermark"),
+        "consecutive_assistants": rig.shows([_USER, _SAID, _said("probelatermark"), _MORE], "probelatermark", "probeanswermark"),
+        "empty_answer": rig.shows([_USER, _said(""), _MORE], "probemoremark", "probeusermark"),
+    }
 
 
 def _own_role(rig: "_Rig", role: str, messages: Sequence[Mapping[str, Any]], mark: str) -> Support:
@@ -105,35 +167,62 @@ def _own_role(rig: "_Rig", role: str, messages: Sequence[Mapping[str, Any]], mar
 
 
 class _Rig:
-    """Renders probes. A template that cannot do without tools is given them always."""
+    """Renders probes. A template that cannot do without tools is given an empty list, or, if need be, tools always."""
 
     def __init__(self, template: ChatTemplate, specials: Mapping[str, str]) -> None:
         self._template = template
         self._specials = specials
-        self._always = False
+        self._without: Sequence[Json] | None = None
         if self.shows([_USER], "probeusermark") != "yes":
-            reason = self._reason()
-            self._always = True
+            reason = self.reason([_USER])
+            self._without = []
+            if self.shows([_USER], "probeusermark") != "yes":
+                self._without = _TOOLS
             if self.shows([_USER], "probeusermark") != "yes":
                 raise ModelFileError(f"The chat template does not show one user message to the model: {reason}")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool = False, prompt: bool = False, **switches: Any) -> str:
-        given: Json = {"tools": [*_TOOLS] if tools or self._always else None, "documents": None, "add_generation_prompt": prompt}
-        return self._template.render({**self._specials, **switches, "messages": [dict(m) for m in messages], **given})
+    @property
+    def no_tools(self) -> Literal["null", "empty"]:
+        """What the template takes for no tools."""
+        return "null" if self._without is None else "empty"
 
-    def _reason(self) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Json] = (), prompt: bool = False, **switches: Any
+    ) -> str:
+        given: Json = {
+            "messages": [dict(message) for message in messages],
+            "tools": [*tools] or self._without,
+            "documents": None,
+            "add_generation_prompt": prompt,
+        }
+        return self._template.render({**self._specials, **switches, **given})
+
+    def reason(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Why the template does not show these, in its own words."""
         try:
-            self.render([_USER])
+            self.render(messages, tools=_TOOLS if len(messages) > 1 else ())
         except BadRequest as error:
-            return error.message
+            return error.message.partition(": ")[2]
         return "its text is left out"
 
-    def shows(self, messages: Sequence[Mapping[str, Any]], *marks: str, tools: bool = False) -> Support:
+    def shows(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *marks: str,
+        tools: Sequence[Json] = (),
+        switches: Mapping[str, Any] | None = None,
+    ) -> Support:
         try:
-            text = self.render(messages, tools=tools)
+            text = self.render(messages, tools=tools, **(switches or {}))
         except BadRequest:
             return "raises"
-        return "yes" if all(mark in text for mark in marks) else "no"
+        printed = any(python in text for python in _PRINTED)
+        return "yes" if all(mark in text for mark in marks) and not printed else "no"
+
+    def shows_all(self, conversations: Sequence[Sequence[Mapping[str, Any]]], *marks: str, tools: Sequence[Json] = ()) -> Support:
+        """The first answer that is not `yes`, if there is one."""
+        found = (self.shows(messages, *marks, tools=tools) for messages in conversations)
+        return next((support for support in found if support != "yes"), "yes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,24 +258,85 @@ def _call_form(rig: _Rig) -> _CallForm:
 
 def _call_support(rig: _Rig, arguments: ArgumentForm, no_content: NoContentForm) -> Support:
     message = _call_message(no_content, [_written("probevaluemark", arguments)])
-    found = [rig.shows([_USER, message], "probevaluemark", _NAME, tools=tools) for tools in (False, True)]
+    found = [rig.shows([_USER, message], "probevaluemark", _NAME, tools=tools) for tools in ((), _TOOLS)]
     return "yes" if "yes" in found else found[1]
 
 
 def _broken_form(rig: _Rig, call: _CallForm) -> Literal["text", "wrapped"]:
     message = _call_message(call.no_content, ['{"probebroken": mark'])
-    return "text" if rig.shows([_USER, message], "probebroken", tools=True) == "yes" else "wrapped"
+    return "text" if rig.shows([_USER, message], "probebroken", tools=_TOOLS) == "yes" else "wrapped"
 
 
-def _reasoning_field(rig: _Rig, call: _CallForm, result: Json) -> str | None:
-    """Most templates show thoughts only within a running tool loop; some only for a plain answer."""
-    for field in REASONING_FIELDS:
-        thought = {field: "probethoughtmark"}
-        loop = [_USER, call.message("probevaluemark") | thought, result]
-        plain = [_USER, {**_SAID, **thought}]
-        if "yes" in (rig.shows(loop, "probethoughtmark", tools=True), rig.shows(plain, "probethoughtmark")):
-            return field
-    return None
+def with_thought(message: Mapping[str, Any], name: str, thought: str) -> Json:
+    """The message with a thought in the field of this name."""
+    if name != THOUGHT_PARTS:
+        return {**message, name: thought}
+    text = [{"type": "text", "text": message["content"]}] if message.get("content") else []
+    return {**message, "content": [{"type": "thinking", "thinking": thought}, *text]}
+
+
+def _reasoning(rig: _Rig, call: _CallForm) -> tuple[str | None, frozenset[bool | None]]:
+    """The field, and the values of the thinking switch with which nothing of it is shown.
+
+    Most templates show thoughts only within a running tool loop; some only for a plain answer.
+    """
+    switches: dict[bool | None, Json] = {None: {}} | {value: dict.fromkeys(THINKING_SWITCHES, value) for value in (True, False)}
+    for name in REASONING_FIELDS:
+        loop = [_USER, with_thought(call.message("probevaluemark"), name, "probethoughtmark"), _RESULT]
+        plain = [_USER, with_thought(_SAID, name, "probethoughtmark")]
+        shown = {
+            value
+            for value, given in switches.items()
+            if rig.shows(loop, "probethoughtmark", "probevaluemark", tools=_TOOLS, switches=given) == "yes"
+            or rig.shows(plain, "probethoughtmark", "probeanswermark", switches=given) == "yes"
+        }
+        if shown:
+            return name, frozenset(switches.keys() - shown)
+    return None, frozenset()
+
+
+def _called_text(rig: _Rig, call: _CallForm, reasoning: str | None, hides: frozenset[bool | None]) -> CalledText:
+    """The first place where the text of a message that calls is shown, together with its thought; a thought's own in a running
+    loop alone, since templates cut old thoughts."""
+    made = call.message("probevaluemark")
+    switches: Json = dict.fromkeys(THINKING_SWITCHES, True) if None in hides else {}
+    for form in _CALLED_TEXT_FORMS if call.support == "yes" else ():
+        thought = {"beside": "probethoughtmark", "before": "probethoughtmark", "thought": "probethoughtmark probetextmark"}[form]
+        calling = made | {"content": "probetextmark"} if form == "beside" else made
+        if reasoning is not None:
+            calling = with_thought(calling, reasoning, thought)
+        loop = [_USER, *([_said("probetextmark")] if form == "before" else []), calling, _RESULT]
+        marks = ["probetextmark", "probevaluemark", *(["probethoughtmark"] if reasoning is not None else [])]
+        running = rig.shows(loop, *marks, tools=_TOOLS, switches=switches)
+        answered = form == "thought" or rig.shows([*loop, _SAID, _MORE], *marks[:2], tools=_TOOLS) == "yes"
+        if running == "yes" and answered:
+            return form
+    return "nowhere" if call.support == "yes" else "beside"
+
+
+def _call_ids(rig: _Rig, loop: Sequence[Mapping[str, Any]]) -> Literal["any", "nine"]:
+    user, message, result = loop
+    called = {**message, "tool_calls": [message["tool_calls"][0] | {"id": _ORDINARY_ID}]}
+    ordinary = [user, called, {**result, "tool_call_id": _ORDINARY_ID}]
+    refuses = rig.shows(ordinary, tools=_TOOLS) == "raises" and rig.shows(loop, tools=_TOOLS) == "yes"
+    return "nine" if refuses else "any"
+
+
+def _tool_keys(rig: _Rig) -> frozenset[str]:
+    """Keys without which the template does not show a tool that it shows with them."""
+    function = _TOOLS[0]["function"]
+    bare = {
+        "description": function | {"parameters": function["parameters"]},
+        "properties": function | {"parameters": {"type": "object"}},
+    }
+    del bare["description"]["description"]
+    if rig.shows([_USER], _NAME, tools=_TOOLS) != "yes":
+        return frozenset()
+    return frozenset(
+        key
+        for key, lacking in bare.items()
+        if rig.shows([_USER], _NAME, tools=[{"type": "function", "function": lacking}]) != "yes"
+    )
 
 
 def _opening(rig: _Rig) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from gateway.errors import BadRequest, ModelFileError, shown
 from gateway.formats.base import CallSyntax
 from gateway.prompt.constrain import broken_calls, call_answer, restate
-from gateway.prompt.normalize import Turn, fit, sure_texts, tool_dict, turns, unread_kwargs
+from gateway.prompt.normalize import Turn, fit, fit_kwargs, sure_texts, thinking_switch, tool_dict, turns
 from gateway.prompt.probe import Capabilities, probe
 from gateway.prompt.renderer import Draft, Renderer, Rendering, refuse_over
 from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
@@ -105,17 +105,17 @@ class Prompter:
         can = self._can[template]
         constraint = self._constraint(request, offered, can)
         said = turns(request.messages)
-        conversation, tools = self._stated(said, offered)
-        messages, notes = fit(conversation, can)
+        conversation, tools = self._stated(said, offered, can)
+        kwargs, unread = fit_kwargs(request.template_kwargs, self.renderer.templates[template].variables)
+        messages, notes = fit(conversation, can, thinking_switch(kwargs))
         variables = {
-            **request.template_kwargs,
+            **kwargs,
             "messages": messages,
-            "tools": tools,
+            "tools": tools or (None if can.no_tools == "null" else []),
             "documents": None,
             "add_generation_prompt": True,
         }
         broken = broken_calls(said) if self._mode == "constrained" else ()
-        unread = unread_kwargs(request.template_kwargs, self.renderer.templates[template].variables)
         return Plan(Draft(template, variables, context_tokens), can.opening, constraint, (*broken, *notes, *unread))
 
     def finished(self, plan: Plan, rendering: Rendering) -> Prompt:
@@ -136,11 +136,13 @@ class Prompter:
             tail=text[begin:] if begin >= 0 else "",
         )
 
-    def _stated(self, conversation: list[Turn], offered: tuple[ToolSpec, ...]) -> tuple[list[Turn], list[dict[str, Any]] | None]:
+    def _stated(
+        self, conversation: list[Turn], offered: tuple[ToolSpec, ...], can: Capabilities
+    ) -> tuple[list[Turn], list[dict[str, Any]]]:
         """The conversation, and the tools for the template where it shows them itself."""
         if self._mode == "constrained" and self._syntax is not None:
-            return restate(conversation, offered, self._syntax), None
-        return conversation, [tool_dict(tool) for tool in offered] or None
+            return restate(conversation, offered, self._syntax), []
+        return conversation, [tool_dict(tool, can.tool_keys) for tool in offered]
 
     def _constraint(self, request: GenerateRequest, offered: tuple[ToolSpec, ...], can: Capabilities) -> Constraint | None:
         if not offered:

@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from gateway.errors import BadRequest
-from gateway.prompt.normalize import RAW_ARGUMENTS, arguments_object, fit, sure_texts, tool_dict, turns, unread_kwargs
+from gateway.prompt.normalize import (
+    RAW_ARGUMENTS,
+    arguments_object,
+    fit,
+    fit_kwargs,
+    sure_texts,
+    thinking_switch,
+    tool_dict,
+    turns,
+)
 from gateway.prompt.probe import Capabilities
 from gateway.request import Message, ToolCall, ToolSpec
 
@@ -224,10 +233,185 @@ def test_what_cannot_be_mapped_is_refused_with_the_index(messages: tuple[Message
     assert caught.value.param == param
 
 
-def test_names_that_nothing_reads_are_noted() -> None:
-    assert unread_kwargs({"enable_thinking": True, "foo": 1}, frozenset({"enable_thinking"})) == (
-        "chat_template_kwargs.foo is not read by the template",
+@pytest.mark.parametrize(
+    ("given", "read", "fitted", "noted"),
+    [
+        ({"enable_thinking": True}, {"enable_thinking"}, {"enable_thinking": True}, ()),
+        ({"foo": 1}, {"enable_thinking"}, {}, ("chat_template_kwargs.foo is not read by the template",)),
+        (
+            {"enable_thinking": False},
+            {"thinking"},
+            {"thinking": False},
+            ("chat_template_kwargs.enable_thinking is given as thinking",),
+        ),
+        (
+            {"thinking": True},
+            {"enable_thinking"},
+            {"enable_thinking": True},
+            ("chat_template_kwargs.thinking is given as enable_thinking",),
+        ),
+        (
+            {"thinking": True, "enable_thinking": False},
+            {"thinking"},
+            {"thinking": True},
+            ("chat_template_kwargs.enable_thinking is not read by the template",),
+        ),
+        ({"enable_thinking": False}, set(), {}, ("chat_template_kwargs.enable_thinking is not read by the template",)),
+        ({"raise_exception": 1}, {"messages"}, {}, ("chat_template_kwargs.raise_exception is not read by the template",)),
+    ],
+)
+def test_a_template_is_given_the_variables_that_it_reads(
+    given: dict[str, Any], read: set[str], fitted: dict[str, Any], noted: tuple[str, ...]
+) -> None:
+    assert fit_kwargs(given, frozenset(read)) == (fitted, noted)
+
+
+def test_the_thinking_switch_goes_by_either_name() -> None:
+    assert thinking_switch({}) is None
+    assert thinking_switch({"enable_thinking": False}) is False
+    assert thinking_switch({"enable_thinking": False, "thinking": True}) is True
+
+
+@pytest.mark.parametrize(
+    ("form", "thought", "expected", "noted"),
+    [
+        ("beside", None, [{"content": "t", "tool_calls": 1}], []),
+        (
+            "before",
+            "r",
+            [{"content": "t"}, {"content": "", "reasoning_content": "r", "tool_calls": 1}],
+            ["messages[0]: text beside calls given as a message before them"],
+        ),
+        (
+            "thought",
+            "r",
+            [{"content": "", "reasoning_content": "r\n\nt", "tool_calls": 1}],
+            ["messages[0]: text beside calls given as a thought"],
+        ),
+        (
+            "thought",
+            None,
+            [{"content": "", "reasoning_content": "t", "tool_calls": 1}],
+            ["messages[0]: text beside calls given as a thought"],
+        ),
+        (
+            "nowhere",
+            None,
+            [{"content": "", "tool_calls": 1}],
+            ["messages[0]: text beside calls left out, the template shows none"],
+        ),
+    ],
+)
+def test_text_beside_calls_goes_where_the_template_shows_it(
+    form: Any, thought: str | None, expected: list[dict[str, Any]], noted: list[str]
+) -> None:
+    can, message = replace(ALL, called_text=form), Message("assistant", "t", reasoning=thought, tool_calls=(CALL,))
+    given = [{key: each[key] if key != "tool_calls" else 1 for key in each if key != "role"} for each in fitted(message, can=can)]
+    assert given == expected
+    assert list(notes(message, can=can)) == noted
+
+
+@pytest.mark.parametrize(
+    ("changes", "thinking", "noted"),
+    [
+        ({}, None, False),
+        ({"reasoning": None}, True, True),
+        ({"hides_thoughts": frozenset({None, False})}, True, False),
+        ({"hides_thoughts": frozenset({None, False})}, None, True),
+        ({"hides_thoughts": frozenset({False})}, False, True),
+    ],
+)
+def test_thoughts_that_the_template_does_not_show_are_noted(changes: dict[str, Any], thinking: bool | None, noted: bool) -> None:
+    said = turns((USER, Message("assistant", "a", reasoning="r"), Message("assistant", "b", reasoning="r")))
+    told = fit(said, replace(ALL, **changes), thinking)[1]
+    assert [note.startswith("messages[2]: thoughts are left out") and "2 in all" in note for note in told] == [True] * noted
+
+
+def test_thoughts_may_be_parts_of_the_content() -> None:
+    can = replace(ALL, reasoning="content")
+    thought = {"type": "thinking", "thinking": "r"}
+    assert fitted(Message("assistant", "x", reasoning="r"), can=can)[0]["content"] == [thought, part("x")]
+    assert fitted(Message("assistant", None, reasoning="r"), can=can)[0]["content"] == [thought]
+    assert fitted(Message("assistant", "x", reasoning=""), can=can)[0]["content"] == "x"
+
+
+def test_a_thought_s_end_in_an_answer_is_noted_where_the_template_takes_it_for_one() -> None:
+    answer = Message("assistant", "a</think>b")
+    assert notes(answer, can=replace(ALL, cuts_answers=True)) == (
+        "messages[0]: what stands before </think> is a thought to the template",
     )
+    assert notes(answer) == notes(Message("user", "a</think>b"), can=replace(ALL, cuts_answers=True)) == ()
+
+
+NINE = replace(ALL, call_ids="nine")
+
+
+def ids(*messages: Message, can: Capabilities = NINE) -> list[str]:
+    """Each call's id and each result's, as they come."""
+    given: list[str] = []
+    for message in fitted(*messages, can=can):
+        given += [call["id"] for call in message.get("tool_calls", ())]
+        given += [message["tool_call_id"]] if "tool_call_id" in message else []
+    return given
+
+
+def loop(call_id: str) -> tuple[Message, ...]:
+    return Message("assistant", None, tool_calls=(ToolCall(call_id, "f", "{}"),)), Message("tool", "r", tool_call_id=call_id)
+
+
+def test_call_ids_are_mapped_where_the_template_wants_nine_characters() -> None:
+    own, answered = ids(USER, *loop("call_abc"))
+    assert own == answered
+    assert len(own) == 9
+    assert own.isascii()
+    assert own.isalnum()
+    assert ids(USER, *loop("call_abc"), *loop("call_def"))[:2] == [own, own], "later calls change no earlier id"
+    assert notes(USER, *loop("call_abc"), can=NINE) == ("1 call ids mapped to nine characters, as the template wants them",)
+    assert ids(USER, *loop("call_abc"), can=ALL) == ["call_abc", "call_abc"]
+
+
+def test_nine_character_ids_are_the_client_s_own_unless_they_are_taken() -> None:
+    assert ids(USER, *loop("a1B2c3D4e")) == ["a1B2c3D4e"] * 2
+    assert notes(USER, *loop("a1B2c3D4e"), can=NINE) == ()
+    mapped = ids(USER, *loop("call_abc"))[0]
+    first, _, second, result = ids(USER, *loop("call_abc"), *loop(mapped))
+    assert first == mapped
+    assert second == result != mapped
+    assert ids(USER, *loop(mapped), *loop("call_abc"))[0] == mapped
+    assert len(set(ids(USER, *loop(mapped), *loop("call_abc")))) == 2
+
+
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    calls = Message("assistant", None, tool_calls=(ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}"), ToolCall("c", "f", "{}")))
+    results = [Message("tool", name, tool_call_id=name) for name in "cab"]
+    assert [message["content"] for message in fitted(USER, calls, *results, USER)] == ["u", "", "a", "b", "c", "u"]
+    assert notes(USER, calls, *results) == (
+        "messages[3]: result put in the order of its call",
+        "messages[4]: result put in the order of its call",
+    )
+    assert notes(USER, calls, *sorted(results, key=lambda result: str(result.content))) == ()
+
+
+def test_an_answer_without_text_is_left_out_where_the_template_refuses_it() -> None:
+    can = replace(ALL, empty_answer="raises", consecutive_users="raises")
+    assert fitted(USER, Message("assistant", None), USER, can=can) == [{"role": "user", "content": "u\n\nu"}]
+    assert notes(USER, Message("assistant", ""), can=can) == ("messages[1]: answer without text left out",)
+    with pytest.raises(BadRequest, match="shows none of these"):
+        fitted(Message("assistant", ""), can=can)
+
+
+def test_answers_in_a_row_are_joined_where_the_template_refuses_them() -> None:
+    can = replace(ALL, consecutive_assistants="raises")
+    (joined,) = fitted(Message("assistant", "a", reasoning="r"), Message("assistant", "b", tool_calls=(CALL,)), can=can)
+    assert (joined["content"], joined["reasoning_content"], len(joined["tool_calls"])) == ("a\n\nb", "r", 1)
+    calling = Message("assistant", None, tool_calls=(CALL,))
+    assert len(fitted(calling, Message("assistant", "b"), can=can)) == 2
+
+
+def test_a_refusal_gives_the_template_s_own_words() -> None:
+    can = replace(NONE, tool_calls="raises", refusals={"tool_calls": "no calls here!"})
+    with pytest.raises(BadRequest, match="does not show earlier tool calls to it: no calls here!"):
+        fitted(USER, Message("assistant", None, tool_calls=(CALL,)), can=can)
 
 
 def test_only_what_people_wrote_and_tools_returned_is_surely_shown() -> None:
@@ -249,3 +433,5 @@ def test_a_tool_as_templates_read_it() -> None:
         "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
     }
     assert tool_dict(ToolSpec("f"))["function"] == {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    bare = tool_dict(ToolSpec("f", None, {"type": "object"}), {"description", "properties"})["function"]
+    assert bare == {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}

@@ -152,7 +152,7 @@ def test_a_response_format_is_enforced() -> None:
 
 
 def test_what_a_template_refuses_is_told_in_its_words() -> None:
-    error = refused(prompter("strict"), request(USER, Message("assistant", "a"), Message("assistant", "b")))
+    error = refused(prompter("strict"), request(Message("assistant", "a"), USER))
     assert error.message.endswith("Turns must go user, assistant, user, assistant.")
     assert error.param == "messages"
 
