@@ -24,6 +24,7 @@ from gateway.answer import AnswerRules
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
 from gateway.errors import BadRequest, ModelFileError, SettingsError
+from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
 from gateway.formats.base import Format
@@ -132,7 +133,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             _log.warning("each prompt is tokenised whole: no segment of it can be kept", model=model.name, why=why)
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()
-    metrics = Metrics(_served(settings, models), [dialect.name], registry.running)
+    metrics = Metrics(_served(settings, models), [dialect.name], registry.running, registry.mismatched)
+    parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
     bus = Bus([registry.running.apply, metrics, *logs])
     condition = Condition()
@@ -172,7 +174,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         def on_info(member: Member, info: EngineInfo) -> None:
             metrics.engine_info(member.id, member.engine.kind, info.version, member.model)
 
-        probing = asyncio.create_task(Prober(registry, upstream, on_info).run())
+        probing = asyncio.create_task(Prober(registry, upstream, parity, on_info).run())
         try:
             yield Gateway(HotPaths({dialect.path: chat}, public), admin, registry, condition, models)
         finally:
@@ -233,7 +235,7 @@ def secrets(settings: Settings, environ: Mapping[str, str]) -> list[str]:
 
 def _served(settings: Settings, models: tuple[Model, ...]) -> list[Served]:
     return [
-        Served(wired.name, tuple(engine.id for engine in model.engines), wired.format_names())
+        Served(wired.name, tuple(engine.id for engine in model.engines), wired.format_names(), wired.rendered is not None)
         for model, wired in zip(settings.models, models, strict=True)
     ]
 

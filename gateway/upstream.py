@@ -44,8 +44,12 @@ class Exchange:
 
     async def read_error(self) -> bytes:
         """The body of an error answer, up to 64 KiB."""
+        return await self.read_up_to(_ERROR_BODY_BYTES)
+
+    async def read_up_to(self, limit_bytes: int) -> bytes:
+        """The rest of the body, or its first bytes."""
         with _translated(0.0):
-            return await _up_to(_ERROR_BODY_BYTES, self._response.content)
+            return await _up_to(limit_bytes, self._response.content)
 
     def release(self) -> None:
         """Gives the connection back for the next call, where the body ends soon; else closes it. The client waits for neither."""
@@ -124,6 +128,18 @@ class Upstream:
                 url, headers=headers, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=limit_s)
             ) as response:
                 return response.status, await _up_to(max_bytes, response.content)
+
+    async def post(
+        self, url: URL, call: Call, *, api_key: str | None, limit_s: float, max_bytes: int = 1 << 20
+    ) -> tuple[int, bytes]:
+        """As `get`, for a call that is no request to generate."""
+        with _translated(limit_s):
+            async with asyncio.timeout(limit_s):
+                exchange = await self.open(url, call, api_key=api_key, connect_s=limit_s)
+                try:
+                    return exchange.status, await exchange.read_up_to(max_bytes)
+                finally:
+                    exchange.release()
 
 
 class _Way:

@@ -7,12 +7,24 @@ themselves; health comes from probes and from traffic, and a refused connection 
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from yarl import URL
 
 from engines.base import Engine, EngineInfo
 from gateway.routing.inflight import InFlight
 from gateway.routing.view import EngineView, FleetView
+
+Problem = Literal[
+    "not_probed",
+    "unreachable",
+    "unhealthy",
+    "tokenizer_mismatch",
+    "tokenizer_unknown",
+    "probe_failed",
+]
+"""Why an engine is out of service. `unhealthy`: it answers, but does not say that it can serve. `tokenizer_mismatch`: its ids are
+not the model's. `tokenizer_unknown`: it did not give its ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +54,33 @@ class Registry:
 
     def __init__(self, members: Iterable[Member]) -> None:
         self.members: Mapping[str, Member] = {member.id: member for member in members}
-        self._ready = dict.fromkeys(self.members, False)
+        self._problems: dict[str, Problem | None] = dict.fromkeys(self.members, "not_probed")
         self._info = dict.fromkeys(self.members, EngineInfo())
         self.running = InFlight()
         self._changed = asyncio.Event()
 
-    def set_ready(self, engine_id: str, ready: bool) -> bool:
-        """Records an engine's health; True where that changed it. Wakes those who wait for an engine."""
-        if self._ready[engine_id] == ready:
+    def set_ready(self, engine_id: str, ready: bool, problem: Problem = "unreachable") -> bool:
+        """Records an engine's health, and what is wrong where it is not ready; True where it was ready and is not, or is now.
+        Wakes those who wait for an engine then."""
+        changed = self.is_ready(engine_id) != ready
+        self._problems[engine_id] = None if ready else problem
+        if not changed:
             return False
-        self._ready[engine_id] = ready
         self._changed.set()
         self._changed = asyncio.Event()
         return True
 
     def is_ready(self, engine_id: str) -> bool:
         """Whether this engine can serve, as far as is known."""
-        return self._ready[engine_id]
+        return self._problems[engine_id] is None
+
+    def problem(self, engine_id: str) -> Problem | None:
+        """Why this engine cannot serve; None where it can."""
+        return self._problems[engine_id]
+
+    def mismatched(self, engine_id: str) -> bool:
+        """Whether this engine is out of service for another tokenizer than its model's."""
+        return self._problems[engine_id] == "tokenizer_mismatch"
 
     def set_info(self, engine_id: str, info: EngineInfo) -> None:
         """Records what an engine says of itself."""
@@ -74,7 +96,7 @@ class Registry:
             tuple(
                 EngineView(
                     member.id,
-                    self._ready[member.id],
+                    self.is_ready(member.id),
                     self.running.count(member.model, member.id),
                     self._info[member.id].context_tokens,
                 )

@@ -5,7 +5,7 @@ So the number of series depends on the settings alone, whatever clients and mode
 fleet uses too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import get_args
@@ -36,24 +36,31 @@ _FORMAT = (*_PAIR, "format")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model of the settings: its name, its engines' ids and the names of its formats (with tools it may be another)."""
+    """One model of the settings: its name, its engines' ids, the names of its formats (with tools it may be another), and whether
+    its prompts are rendered here."""
 
     model: str
     engines: tuple[str, ...]
     formats: tuple[str, ...]
+    rendered: bool = True
 
 
 class Metrics:
-    """An observer, and the collector of what it counted. `inflight` is another observer, whose counts are shown too."""
+    """An observer, and the collector of what it counted. `inflight` is another observer, whose counts are shown too. `mismatched`
+    says of an engine whether it is out of service for another tokenizer than its model's."""
 
-    def __init__(self, served: Sequence[Served], dialects: Sequence[str], inflight: InFlight) -> None:
+    def __init__(
+        self, served: Sequence[Served], dialects: Sequence[str], inflight: InFlight, mismatched: Callable[[str], bool]
+    ) -> None:
         self._model = Names([NO_MODEL, *(model.model for model in served)])
         self._engine = Names([NO_ENGINE, *(engine for model in served for engine in model.engines)])
         self._format = Names([NO_FORMAT, *(name for model in served for name in model.formats)])
         self._dialect = Names(["none", *dialects])
         self._reason = Names([], room=64)
         self._inflight = inflight
+        self._mismatched = mismatched
         self._pairs = [(model.model, engine) for model in served for engine in model.engines]
+        self._compared = [(model.model, engine) for model in served if model.rendered for engine in model.engines]
         self._info: dict[tuple[str, str], tuple[str, str]] = {}
         self._series: list[Counter | Histogram] = []
         self._make()
@@ -88,6 +95,8 @@ class Metrics:
         yield gauge("interlock_inflight_requests", "Attempts that run on the engine now.", _PAIR, running.items())
         info = [((engine, kind, version, model), 1.0) for (engine, model), (kind, version) in self._info.items()]
         yield gauge("interlock_engine_info", "What serves the model.", ("engine", "kind", "version", "model"), info)
+        wrong = [((model, engine), float(self._mismatched(engine))) for model, engine in self._compared]
+        yield gauge("interlock_engine_tokenizer_mismatch", "1: out of service, its tokenizer is not the model's.", _PAIR, wrong)
 
     def _make(self) -> None:
         counter, histogram = self._counter, self._histogram

@@ -56,7 +56,12 @@ def operations(registry: Registry, models: tuple[Model, ...], condition: Conditi
         engines = {m.name: {e.id: e.ready for e in registry.view(m.name).engines} for m in models}
         able = not condition.draining and all(any(states.values()) for states in engines.values())
         status = "draining" if condition.draining else "ready" if able else "not ready"
-        return JSONResponse({"status": status, "engines": engines}, 200 if able else 503)
+        problems = {
+            name: {engine: registry.problem(engine) for engine, fit in states.items() if not fit}
+            for name, states in engines.items()
+        }
+        told = {name: those for name, those in problems.items() if those}
+        return JSONResponse({"status": status, "engines": engines, "problems": told}, 200 if able else 503)
 
     if expose is not None:
 

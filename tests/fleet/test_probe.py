@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from yarl import URL
 
 from engines.base import EngineInfo
 from engines.registry import make
+from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober, ProbeTimes
 from gateway.fleet.registry import Member, Registry
 from gateway.upstream import Upstream
@@ -29,12 +31,15 @@ async def until(happened: Callable[[], object], limit_s: float = 5.0) -> None:
 
 @contextlib.asynccontextmanager
 async def probing(
-    *urls: str, on_info: Callable[[Member, EngineInfo], None] = lambda *_: None, key: str | None = None
+    *urls: str,
+    on_info: Callable[[Member, EngineInfo], None] = lambda *_: None,
+    key: str | None = None,
+    parity: Mapping[str, Parity] = MappingProxyType({}),
 ) -> AsyncIterator[Registry]:
     members = [Member(id=f"e{at}", model="m", engine=make("llamacpp"), root=URL(url), api_key=key) for at, url in enumerate(urls)]
     registry = Registry(members)
     async with Upstream() as upstream:
-        task = asyncio.create_task(Prober(registry, upstream, on_info, QUICK).run())
+        task = asyncio.create_task(Prober(registry, upstream, parity, on_info, QUICK).run())
         try:
             yield registry
         finally:

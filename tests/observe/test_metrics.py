@@ -31,13 +31,15 @@ LABELS = {
     "interlock_requests_with_tools_total": PAIR | {"format"},
     "interlock_parse_failures_total": PAIR | {"format", "kind"},
     "interlock_engine_info": {"engine", "kind", "version", "model"},
+    "interlock_engine_tokenizer_mismatch": PAIR,
 }
 SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
+NONE: frozenset[str] = frozenset()
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 def made() -> Metrics:
-    return Metrics(SERVED, ["openai_chat"], InFlight())
+    return Metrics(SERVED, ["openai_chat"], InFlight(), NONE.__contains__)
 
 
 def read(metrics: Metrics) -> dict[Key, float]:
@@ -141,7 +143,7 @@ def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
 
 
 def test_many_pairs_do_not_multiply_by_every_kind_at_the_start() -> None:
-    metrics = Metrics([Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)], ["openai_chat"], InFlight())
+    metrics = Metrics([Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)], ["openai_chat"], InFlight(), NONE.__contains__)
     series = read(metrics)
     assert sum(name == "interlock_parse_failures_total" for name, _ in series) == 0
     assert sum(name == "interlock_tool_calls_total" for name, _ in series) == 60
@@ -179,7 +181,7 @@ def test_negative_counts_of_an_engine_do_not_lower_a_counter() -> None:
 
 def test_in_flight_follows_the_attempts() -> None:
     inflight = InFlight()
-    metrics = Metrics(SERVED, ["openai_chat"], inflight)
+    metrics = Metrics(SERVED, ["openai_chat"], inflight, NONE.__contains__)
 
     def running(engine: str) -> float | None:
         return value(metrics, "interlock_inflight_requests", model="m", engine=engine)

@@ -233,8 +233,9 @@ def table(rows: Sequence[Row], plan: Plan) -> str:
 @contextlib.contextmanager
 def engine(folder: Path) -> Iterator[int]:
     """The fake engine; gives its port."""
-    port = free_port()
-    with started("engine", [str(HERE / "mock_engine.py"), "--port", str(port)], f"http://127.0.0.1:{port}/health", folder):
+    port, source = free_port(), local_model()
+    command = [str(HERE / "mock_engine.py"), "--port", str(port), *(("--source", str(source)) if source else ())]
+    with started("engine", command, f"http://127.0.0.1:{port}/health", folder):
         yield port
 
 

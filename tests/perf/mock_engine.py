@@ -1,19 +1,25 @@
 """A fake engine that costs almost nothing, so that what stands before it can be measured.
 
 It answers `POST /v1/chat/completions` as an OpenAI server and `POST /completion` as llama.cpp, streamed or whole, with as many
-tokens as were asked for. `POST /pace?itl_ms=20` makes streams come one token at a time; with 0 they come at once, in one write.
+tokens as were asked for. With `--source MODEL` it answers `POST /tokenize` with that model's ids.
+`POST /pace?itl_ms=20` makes streams come one token at a time; with 0 they come at once, in one write.
 Loopback only; it ends by itself.
 """
 
 import argparse
 import asyncio
+import json
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, cast
 
 import httptools
 import uvloop
+
+from gateway.prompt.source import read_model
+from gateway.prompt.tokenizer import Tokenizer
 
 TOKEN = b" word"
 _MAX_TOKENS = re.compile(rb'"(?:max_completion_tokens|max_tokens|n_predict)"\s*:\s*(\d+)')
@@ -98,8 +104,9 @@ class Pace:
 class Connection(asyncio.Protocol):
     """One keep-alive connection with one request at a time."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, tokenizer: Tokenizer | None) -> None:
         self._pace = pace
+        self._tokenizer = tokenizer
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._body: list[bytes] = []
@@ -146,6 +153,9 @@ class Connection(asyncio.Protocol):
         if path == b"/pace":
             self._pace.itl_s = float(query.removeprefix(b"itl_ms=")) / 1e3
             self._answer(b"{}")
+        elif path == b"/tokenize" and self._tokenizer is not None:
+            text = json.loads(b"".join(self._body))["content"]
+            self._answer(json.dumps({"tokens": self._tokenizer.encode(text)}).encode())
         elif path in FIXED:
             self._answer(FIXED[path])
         else:
@@ -179,11 +189,12 @@ def _framed(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def serve(port: int, max_s: float) -> None:
+async def serve(port: int, max_s: float, source: Path | None = None) -> None:
     """Serves until a signal comes or the time is over."""
     loop = asyncio.get_running_loop()
     pace = Pace()
-    made: Callable[[], Connection] = lambda: Connection(pace)  # noqa: E731  # the annotation helps the type checker
+    tokenizer = read_model(source).tokenizer if source else None
+    made: Callable[[], Connection] = lambda: Connection(pace, tokenizer)  # noqa: E731  # the annotation helps the type checker
     server = await loop.create_server(made, "127.0.0.1", port, backlog=1024)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -201,8 +212,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A fake engine on loopback.")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-seconds", type=float, default=300)
+    parser.add_argument("--source", type=Path)
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.port, arguments.max_seconds))
+    uvloop.run(serve(arguments.port, arguments.max_seconds, arguments.source))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.vocabulary import small_tokenizer
+
 Step = bytes | float | str  # bytes to send, seconds to wait, or one of the words below
 RESET, CLOSE, HANG, KEEP = "reset", "close", "hang", "keep"  # KEEP: all at once, and the connection stays
+TOKENIZE = "/tokenize"
 HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -21,16 +24,23 @@ class Seen:
     body: Any
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def generates(self) -> bool:
+        """Whether it asks for an answer."""
+        return self.body is not None and self.path != TOKENIZE
+
 
 class ScriptedEngine:
-    """`script` gives the steps of the next answer; `up` whether it says that it is healthy; `answers` what it says to a GET:
-    the steps, or a JSON value. `connections` counts those it has accepted, `sent` the bytes of its answers."""
+    """`script` gives the steps of the next answer; `up` whether it says that it is healthy; `answers` what it says to a GET, and
+    to `/tokenize`, where that is not the ids of its `tokenizer`: the steps, or a JSON value. `connections` counts those it has
+    accepted, `sent` the bytes of its answers."""
 
     def __init__(self) -> None:
         self.script: Callable[[Seen], Sequence[Step]] = lambda seen: completion("Hi")
         self.seen: list[Seen] = []
         self.up = True
         self.answers: dict[str, object] = {"/health": {"status": "ok"}, "/v1/models": {"data": [{"id": "m"}]}, "/props": {}}
+        self.tokenizer = small_tokenizer()
         self.url = ""
         self.connections = 0
         self.sent = 0
@@ -39,7 +49,7 @@ class ScriptedEngine:
     @property
     def calls(self) -> list[Seen]:
         """The requests to generate."""
-        return [seen for seen in self.seen if seen.body is not None]
+        return [seen for seen in self.seen if seen.generates]
 
     @contextlib.asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator["ScriptedEngine"]:
@@ -70,7 +80,7 @@ class ScriptedEngine:
             writer.close()
 
     async def _answer(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        steps = self.script(seen) if seen.body is not None else self.answers.get(seen.path, {})
+        steps = self.script(seen) if seen.generates else self._told(seen)
         if not isinstance(steps, list):
             body = json.dumps(steps).encode()
             status = b"200 OK" if self.up else b"503 Service Unavailable"
@@ -98,6 +108,12 @@ class ScriptedEngine:
         finally:
             watch.cancel()
         return False
+
+    def _told(self, seen: Seen) -> object:
+        """As llama.cpp and vLLM say it."""
+        if seen.path == TOKENIZE and TOKENIZE not in self.answers:
+            return {"tokens": self.tokenizer.encode(seen.body.get("content") or seen.body["prompt"])}
+        return self.answers.get(seen.path, {})
 
 
 async def _closed(reader: asyncio.StreamReader, seen: Seen) -> None:

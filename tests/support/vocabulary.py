@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from support.gguf_writer import Field, Typed
 
 from gateway.formats.base import CallSyntax
 from gateway.prompt.source import ModelFiles, from_metadata
+from gateway.prompt.tokenizer import Tokenizer, from_gguf
 
 TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>")
@@ -52,6 +54,12 @@ def metadata(fields: Mapping[str, Field]) -> dict[str, object]:
 def template_text(name: str) -> str:
     """One of our own small templates."""
     return (TEMPLATES / f"{name}.jinja").read_text()
+
+
+@cache
+def small_tokenizer() -> Tokenizer:
+    """The vocabulary of every model made of these fields."""
+    return from_gguf(_plain(tokenizer_fields()))
 
 
 def model_files(template: str, **changes: Field | None) -> ModelFiles:
