@@ -6,7 +6,14 @@ from gateway.fleet.registry import Registry
 from gateway.model import Model, fitted
 from gateway.request import GenerateRequest, Prompt
 
-_THREAD_BODY_BYTES = 32 * 1024  # a longer request is rendered and tokenised in a thread, off the loop
+THREAD_BODY_BYTES = 32 * 1024  # a longer request is rendered and tokenised in a thread, off the loop
+
+
+def context_of(model: Model, registry: Registry) -> int | None:
+    """The most tokens of a prompt and its answer together: the least that the model's files and its engines say."""
+    said = [engine.context_tokens for engine in registry.view(model.name).engines]
+    own = model.rendered.prompter.context_tokens if model.rendered is not None else None
+    return min((context for context in (own, *said) if context is not None), default=None)
 
 
 async def prompt_for(model: Model, request: GenerateRequest, registry: Registry) -> Prompt | None:
@@ -14,10 +21,8 @@ async def prompt_for(model: Model, request: GenerateRequest, registry: Registry)
     if model.rendered is None:
         return None
     prompter = model.rendered.prompter
-    said = [engine.context_tokens for engine in registry.view(model.name).engines]
-    known = [context for context in (prompter.context_tokens, *said) if context is not None]
-    context = min(known, default=None)
-    if len(request.body) < _THREAD_BODY_BYTES:
+    context = context_of(model, registry)
+    if len(request.body) < THREAD_BODY_BYTES:
         prompt = prompter.prompt(request, context)
     else:
         prompt = await asyncio.to_thread(prompter.prompt, request, context)

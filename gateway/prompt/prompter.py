@@ -82,6 +82,11 @@ class Prompter:
         return self._files.tokenizer.special_ids
 
     @property
+    def bos_id(self) -> int | None:
+        """The token that by the model's own rules stands before a text; None where none does. Chat templates write it themselves."""
+        return self._files.tokenizer.id_of(self._files.bos) if self._files.bos is not None else None
+
+    @property
     def context_tokens(self) -> int | None:
         """The model's context length, None where its files do not say. The engine's own may be smaller."""
         return self._files.context_tokens
