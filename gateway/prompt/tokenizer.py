@@ -11,31 +11,20 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+from tokenizers import models
 from tokenizers.decoders import ByteLevel, DecodeStream
-from tokenizers.pre_tokenizers import PreTokenizer as Splitter
 
-from gateway.errors import ModelFileError, shown
-from gateway.prompt.gguf import Metadata, get, get_list
-from gateway.prompt.pretokenize import PreTokenizer, pre_tokenizer
-from gateway.prompt.sentencepiece import CUT_OUT, Kind, Pieces, bytes_of, sentencepiece, strips_space
+from gateway.errors import ModelFileError
+from gateway.prompt.byte_level import bytes_spelled
+from gateway.prompt.gguf import Metadata
+from gateway.prompt.gguf_vocabulary import gguf_vocabulary
+from gateway.prompt.sentencepiece import bytes_of, strips_space
 
 MAX_TOKENS = 4_000_000
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
 _VISIBLE = bytes(range(ord("!"), ord("~") + 1))
 _BLANK = bytes([*range(ord("!")), 0x7F])  # templates trim it, and some tokens swallow it
-
-
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's alphabet: each byte's printable character. Bytes that print stand for themselves, the others follow U+0100."""
-    printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTE_OF: Mapping[str, int] = MappingProxyType(_byte_characters())
-_TO_LATIN1 = MappingProxyType({ord(character): byte for character, byte in _BYTE_OF.items()})
 
 
 class Detokenizer(Protocol):
@@ -172,19 +161,13 @@ class Tokenizer:
         return self._backend.decode(list(self.encode(text)), skip_special_tokens=False) == text
 
     def _all_bytes(self, vocabulary: Mapping[str, int]) -> list[bytes]:
-        spelled = _bytes_spelled if self._byte_level else bytes_of
+        of_piece = bytes_spelled if self._byte_level else bytes_of
         found = [b""] * self._size
         for spelling, token_id in vocabulary.items():
-            found[token_id] = spelled(spelling)
+            found[token_id] = of_piece(spelling)
         for token_id, text in self._added.items():
             found[token_id] = text.encode()
         return found
-
-
-def _bytes_spelled(spelling: str) -> bytes:
-    """By GPT-2's alphabet; what has other characters too, as an unused token may, is its own text."""
-    spells = _BYTE_OF.keys() >= set(spelling)
-    return spelling.translate(_TO_LATIN1).encode("latin-1") if spells else spelling.encode()
 
 
 class _ByteTable:
@@ -238,83 +221,5 @@ def from_json(data: bytes) -> Tokenizer:
 
 
 def from_gguf(metadata: Metadata) -> Tokenizer:
-    """From a GGUF file's arrays: the ids are llama.cpp's. Raises ModelFileError with the reason."""
-    kind = get(metadata, "tokenizer.ggml.model", str)
-    if kind is None:
-        raise ModelFileError("The GGUF file holds no tokenizer (tokenizer.ggml.model is missing).")
-    made = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)
-    if made is None:
-        raise ModelFileError(
-            f"GGUF tokenizers of the kind {shown(kind)} cannot be read, only byte-level BPE ('gpt2') and SentencePiece ('llama')."
-        )
-    name = get(metadata, "general.name", str) or ""
-    if any(each in name.lower() for each in ("phi-3", "phi3")):
-        raise ModelFileError(
-            f"llama.cpp takes blanks after special tokens away in models named like {shown(name)}, as no other does."
-        )
-    return Tokenizer(made(metadata))
-
-
-def _sentencepiece(metadata: Metadata) -> Backend:
-    tokens = _required(metadata, "tokenizer.ggml.tokens")
-    scores = get_list(metadata, "tokenizer.ggml.scores", float)
-    if scores is None or len(scores) != len(tokens):
-        raise ModelFileError("The GGUF file's tokenizer.ggml.scores does not have one entry a token.")
-    prefixed = get(metadata, "tokenizer.ggml.add_space_prefix", bool)
-    kinds = _token_types(tokens, metadata)
-    return sentencepiece(Pieces(tokens, scores, kinds, "never" if prefixed is False else "always", joined=frozenset(kinds)))
-
-
-def _byte_level(metadata: Metadata) -> Backend:
-    rules = pre_tokenizer(get(metadata, "tokenizer.ggml.pre", str))
-    tokens = _required(metadata, "tokenizer.ggml.tokens")
-    vocabulary = {text: token_id for token_id, text in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ModelFileError("The GGUF vocabulary has a token twice (tokenizer.ggml.tokens).")
-    backend = Backend(_bpe(vocabulary, _required(metadata, "tokenizer.ggml.merges"), rules))
-    backend.decoder = ByteLevel()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(_splitters(rules, vocabulary))
-    backend.add_tokens(_added_tokens(tokens, metadata))
-    return backend
-
-
-def _required(metadata: Metadata, key: str) -> list[str]:
-    values = get_list(metadata, key, str)
-    if not values:
-        raise ModelFileError(f"The GGUF file holds no tokenizer: {key} is missing or empty.")
-    return values
-
-
-def _bpe(vocabulary: dict[str, int], lines: Iterable[str], rules: PreTokenizer) -> models.BPE:
-    merges: list[tuple[str, str]] = []
-    for number, line in enumerate(lines):
-        left, space, right = line.partition(" ")
-        if not (left and space and right) or left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise ModelFileError(f"The GGUF file's merge number {number}, {shown(line)}, does not fit its vocabulary.")
-        merges.append((left, right))
-    return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rules.whole_words)
-
-
-def _splitters(rules: PreTokenizer, vocabulary: Mapping[str, int]) -> list[Splitter]:
-    splitters: list[Splitter] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
-    splitters.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rules.gpt2))
-    missing = "".join(character for character in _BYTE_OF if character not in vocabulary)
-    if missing:
-        # A byte without a token is dropped; its neighbours must not merge over the gap, as they do not in llama.cpp.
-        splitters.append(pre_tokenizers.Split(Regex("[" + "".join(f"\\x{{{ord(c):X}}}" for c in missing) + "]"), "isolated"))
-    return splitters
-
-
-def _added_tokens(tokens: Sequence[str], metadata: Metadata) -> list[AddedToken]:
-    return [
-        AddedToken(text, special=kind != Kind.USER_DEFINED, normalized=False)
-        for text, kind in zip(tokens, _token_types(tokens, metadata), strict=True)
-        if kind in CUT_OUT and text
-    ]
-
-
-def _token_types(tokens: Sequence[str], metadata: Metadata) -> list[int]:
-    types = get_list(metadata, "tokenizer.ggml.token_type", int)
-    if types is None or len(types) != len(tokens):
-        raise ModelFileError("The GGUF file's tokenizer.ggml.token_type does not have one entry a token.")
-    return types
+    """From a GGUF file's arrays. Raises ModelFileError with the reason."""
+    return Tokenizer(gguf_vocabulary(metadata))
