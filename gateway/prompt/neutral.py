@@ -70,7 +70,9 @@ class Spellings:
         return any([text[: found.end()] in self._tails for found in self._lasts.finditer(text, 0, self._reach)])
 
     def _ended_outside(self, text: str) -> bool:
-        return any([text[found.start() :] in self._heads for found in self._firsts.finditer(text, max(len(text) - self._reach, 0))])
+        return any(
+            [text[found.start() :] in self._heads for found in self._firsts.finditer(text, max(len(text) - self._reach, 0))]
+        )
 
 
 def _telling(parts: Iterable[str]) -> Iterator[str]:
@@ -105,7 +107,8 @@ def with_plain_marks(text: str, mark: str) -> str:
     escaped = _escaped(mark)
     if f"\\{escaped}" in text:
         raise BadRequest(
-            "The model's chat template escapes text twice, so that a control token in it cannot be given as text.", param="messages"
+            "The model's chat template escapes text twice, so that a control token in it cannot be given as text.",
+            param="messages",
         )
     return text.replace(escaped, mark)
 

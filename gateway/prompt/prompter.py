@@ -7,9 +7,9 @@ Invariant: `plan` gives a Plan or raises a ClientError that names the field; the
 the date, where the template asks for it). What cannot fit is refused before it costs anything, and nothing that fits is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -18,9 +18,10 @@ from gateway.formats.base import CallSyntax
 from gateway.prompt.constrain import broken_calls, call_answer, restate
 from gateway.prompt.normalize import Turn, fit, fit_kwargs, sure_texts, thinking_switch, tool_dict, turns
 from gateway.prompt.probe import Capabilities, probe
-from gateway.prompt.renderer import Draft, Renderer, Rendering, refuse_over
+from gateway.prompt.renderer import ControlTokens, Draft, Renderer, Rendering, refuse_over
 from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.tokenizer import Tokenizer
+from gateway.prompt.turn_end import Render, answer_opener, turn_end
 from gateway.request import Constraint, GenerateRequest, Prompt, ToolSpec
 
 ToolMode = Literal["native", "constrained"]
@@ -29,11 +30,12 @@ MAX_NOTES = 32  # of one prompt: a long history may give one for each message
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A prompt before it is rendered: the draft, and what is known of the prompt without its text.
+    """A prompt before it is rendered: what was asked, the draft, and what is known of the prompt without its text.
 
     `opening` is how the assistant's turn begins in the draft's template, empty where it does not say.
     """
 
+    request: GenerateRequest
     draft: Draft
     opening: str
     constraint: Constraint | None
@@ -41,7 +43,11 @@ class Plan:
 
 
 class Prompter:
-    """Speaks to one model. Calls may come from several threads where `guard`, a lock, keeps its cache whole."""
+    """Speaks to one model. Calls may come from several threads where `guard`, a lock, keeps its cache whole.
+
+    `control_tokens` as for `Renderer`. `stop_ids` are the declared end tokens and the turn end that the templates write;
+    `warnings` are what the operator should know of the model's files.
+    """
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class Prompter:
         clock: Callable[[], datetime],
         seconds: Callable[[], float] | None = None,
         guard: AbstractContextManager[object] | None = None,
+        control_tokens: ControlTokens = "text",
     ) -> None:
         """Raises ModelFileError for a template that does not compile or does not render one user message."""
         if tools == "constrained" and syntax is None:
@@ -59,12 +66,36 @@ class Prompter:
         self._files = files
         self._mode = tools
         self._syntax = syntax
-        self.renderer = Renderer(files, clock=clock, seconds=seconds, guard=guard)
+        self.renderer = Renderer(files, clock=clock, seconds=seconds, guard=guard, control_tokens=control_tokens)
         self._can = {name: probe(self.renderer.templates[name], files.specials) for name in self._used()}
+        self._openers = {name: answer_opener(self._drawn(name), can.opening) for name, can in self._can.items()}
+        undeclared = {text: token_id for text, token_id in self._turn_ends().items() if token_id not in files.stop_ids}
+        self.stop_ids = files.stop_ids | {*undeclared.values()}
+        self.warnings = tuple(
+            f"the chat template ends the model's turn with {text} (id {token_id}), which the model's files do not declare as an "
+            "end token: answers end there all the same"
+            for text, token_id in undeclared.items()
+        )
 
     def _used(self) -> tuple[str, ...]:
         """The templates that prompts are made with."""
         return (DEFAULT, TOOL_USE) if self._mode == "native" and TOOL_USE in self._files.templates else (DEFAULT,)
+
+    def _drawn(self, name: str) -> Render:
+        """How a template shows messages, without a generation prompt."""
+        template, without = self.renderer.templates[name], None if self._can[name].no_tools == "null" else []
+
+        def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+            given = {"messages": messages, "tools": tools or without, "documents": None, "add_generation_prompt": False}
+            return template.render({**self._files.specials, **given})
+
+        return render
+
+    def _turn_ends(self) -> Mapping[str, int]:
+        """The turn ends that the templates write, by their text."""
+        controls = [token.text for token in self.tokenizer.added if token.special]
+        found = {turn_end(self._drawn(name), can, controls) for name, can in self._can.items()}
+        return {text: self.tokenizer.special_ids[text] for text in sorted(filter(None, found))}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -113,33 +144,45 @@ class Prompter:
         conversation, tools = self._stated(said, offered, can)
         kwargs, unread = fit_kwargs(request.template_kwargs, self.renderer.templates[template].variables)
         messages, notes = fit(conversation, can, thinking_switch(kwargs))
+        if request.continue_final_message:
+            _check_continued(request, messages)
         variables = {
             **kwargs,
             "messages": messages,
             "tools": tools or (None if can.no_tools == "null" else []),
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         }
         broken = broken_calls(said) if self._mode == "constrained" else ()
-        return Plan(Draft(template, variables, context_tokens), can.opening, constraint, (*broken, *notes, *unread))
+        draft = Draft(template, variables, context_tokens, request.continue_final_message)
+        opening = self._openers[template] if draft.continues else can.opening
+        return Plan(request, draft, opening, constraint, (*broken, *notes, *unread))
 
     def finished(self, plan: Plan, rendering: Rendering) -> Prompt:
         """The prompt that a plan's rendering makes."""
         text, notes = rendering.text, plan.notes
+        if rendering.marked:
+            notes = (*self._given_as_text(plan.request), *notes)
         if rendering.lost_bytes:
             notes = (
                 f"{rendering.lost_bytes} bytes of the prompt have no token in the model's vocabulary and are left out",
                 *notes,
             )
-        begin = text.rfind(plan.opening) if plan.opening else -1
         return Prompt(
             text=text,
             ids=rendering.ids,
-            stop_ids=self._files.stop_ids,
+            stop_ids=self.stop_ids,
             constraint=plan.constraint,
             notes=notes if len(notes) <= MAX_NOTES else (*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more"),
-            tail=text[begin:] if begin >= 0 else "",
+            tail=_tail(plan, text),
         )
+
+    def _given_as_text(self, request: GenerateRequest) -> Iterator[str]:
+        """Notes on where the client's text spells control tokens."""
+        said = [(f"messages[{index}]", asdict(message)) for index, message in enumerate(request.messages)]
+        for place, value in (*said, *((f"tools[{index}]", asdict(tool)) for index, tool in enumerate(request.offered))):
+            if self.renderer.spells_controls(value):
+                yield f"control tokens in {place} were given as text"
 
     def _stated(
         self, conversation: list[Turn], offered: tuple[ToolSpec, ...], can: Capabilities
@@ -173,6 +216,34 @@ class Prompter:
         if self._mode == "constrained":  # not trained for calls: it would make one after the other until the token limit
             return call_answer(request, self._syntax, max_calls=1)
         return call_answer(request, self._syntax)
+
+
+def _tail(plan: Plan, text: str) -> str:
+    """The end of the text from the last turn's header on. A continued message is in it whole."""
+    if plan.draft.continues:
+        content = plan.draft.variables["messages"][-1]["content"].strip()
+        said_from = len(text.rstrip()) - len(content)
+        header = text.rfind(plan.opening, 0, said_from) if plan.opening else -1
+        return text[header if header >= 0 else said_from :]
+    begin = text.rfind(plan.opening) if plan.opening and plan.request.add_generation_prompt else -1
+    return text[begin:] if begin >= 0 else ""
+
+
+def _check_continued(request: GenerateRequest, messages: Sequence[Mapping[str, Any]]) -> None:
+    """The last message must be an answer's text, of which the template shows the end."""
+    place = f"messages[{len(request.messages) - 1}]"
+    said, last = request.messages[-1], messages[-1]
+    if said.role != "assistant" or said.tool_calls or not said.content:
+        raise BadRequest(
+            "continue_final_message needs an assistant message with text and without tool calls as the last one.", param=place
+        )
+    if last["role"] != "assistant" or not isinstance(last.get("content"), str):
+        raise BadRequest("The model's chat template shows this message only in parts: it cannot be continued.", param=place)
+    if request.answer is not None:
+        raise BadRequest(
+            "response_format cannot be enforced on the rest of an answer; leave it or continue_final_message out.",
+            param="response_format",
+        )
 
 
 def _offered(request: GenerateRequest) -> tuple[ToolSpec, ...]:

@@ -39,11 +39,12 @@ class Draft:
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """`text` and `ids` say the same, but for `lost_bytes` of the text that no token of the vocabulary holds, and for what of the
-    text is no token though it spells one, where a client wrote it."""
+    text is no token though it spells one, where a client wrote it: `marked` says that there may be such places."""
 
     text: str
     ids: tuple[int, ...]
     lost_bytes: int = 0
+    marked: bool = False
 
 
 class Renderer:
@@ -93,7 +94,7 @@ class Renderer:
             ids = self._segments.encode_marked(marked, mark, self._marked)
         else:
             ids = self._marked.encode(marked, mark)
-        return Rendering(text, ids, len(self._tokenizer.lost(text)))
+        return Rendering(text, ids, len(self._tokenizer.lost(text)), True)
 
     def spells_controls(self, value: object) -> bool:
         """Whether a string of this JSON value spells a control token that is given as text."""

@@ -8,18 +8,24 @@ thought, there is no turn end.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.errors import BadRequest
 from gateway.prompt.probe import Capabilities
 
 Json = dict[str, Any]
-Render = Callable[[Sequence[Json], Sequence[Json] | None], str]
+Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
 """Messages and tools to the text of a template, without a generation prompt. Raises BadRequest."""
 
 _ASKED, _SAID, _NEXT = "turnaskedmark", "turnsaidmark", "turnnextmark"
-_THOUGHT, _NAME, _FIRST, _SECOND, _RESULT = "turnthoughtmark", "turn_function", "turnfirstmark", "turnsecondmark", "turnresultmark"
+_THOUGHT, _NAME, _FIRST, _SECOND, _RESULT = (
+    "turnthoughtmark",
+    "turn_function",
+    "turnfirstmark",
+    "turnsecondmark",
+    "turnresultmark",
+)
 _IDS = ("turncall1", "turncall2")  # nine alphanumerics, since some templates ask for just that
 _TURNS = ({"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}, {"role": "user", "content": _NEXT})
 _TOOL: Json = {
@@ -51,6 +57,14 @@ def turn_end(render: Render, can: Capabilities, controls: Collection[str]) -> st
     if found is None or any(found[0] in inside for inside in _insides(render, can)):
         return None
     return found[0]
+
+
+def answer_opener(render: Render, opening: str) -> str:
+    """How a turn of the model begins in the history: as much of the generation prompt's `opening` as stands there too."""
+    text = _rendered(render, _TURNS)
+    before = _between(text, _ASKED, _SAID) if text is not None else None
+    sizes = range(len(opening), 0, -1) if before is not None else ()
+    return next((opening[:size] for size in sizes if before is not None and opening[:size] in before), "")
 
 
 def _insides(render: Render, can: Capabilities) -> Iterator[str]:
