@@ -11,7 +11,6 @@ tokens in the marked places. A conversation that spells none costs one search of
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from os.path import commonprefix
 from typing import Any
 
 from tokenizers import AddedToken
@@ -67,12 +66,11 @@ class Spellings:
         return self._starts.sub(lambda found: found[1] + mark, text)
 
     def _begun_outside(self, text: str) -> bool:
-        return any([text[: found.end()] in self._tails for found in self._lasts.finditer(text, 0, self._reach)])
+        return any(text[: found.end()] in self._tails for found in self._lasts.finditer(text, 0, self._reach))
 
     def _ended_outside(self, text: str) -> bool:
-        return any(
-            [text[found.start() :] in self._heads for found in self._firsts.finditer(text, max(len(text) - self._reach, 0))]
-        )
+        begin = max(len(text) - self._reach, 0)
+        return any(text[found.start() :] in self._heads for found in self._firsts.finditer(text, begin))
 
 
 def _telling(parts: Iterable[str]) -> Iterator[str]:
@@ -154,7 +152,7 @@ class MarkedText:
 
 def _one_of(words: Collection[str]) -> str:
     """A pattern that matches wherever one of the words begins, if not always to its end; quick whatever their number is."""
-    shared = commonprefix([*words])
+    shared = _common(min(words), max(words))
     rests = {word[len(shared) :] for word in words}
     if "" in rests:
         return re.escape(shared)
@@ -162,3 +160,9 @@ def _one_of(words: Collection[str]) -> str:
     for rest in rests:
         by_first.setdefault(rest[0], []).append(rest)
     return f"{re.escape(shared)}(?:{'|'.join(map(_one_of, by_first.values()))})"
+
+
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    size = next((at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), None)
+    return one[:size] if size is not None else min(one, other, key=len)

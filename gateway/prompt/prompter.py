@@ -83,7 +83,8 @@ class Prompter:
 
     def _drawn(self, name: str) -> Render:
         """How a template shows messages, without a generation prompt."""
-        template, without = self.renderer.templates[name], None if self._can[name].no_tools == "null" else []
+        template = self.renderer.templates[name]
+        without: Sequence[Mapping[str, Any]] | None = None if self._can[name].no_tools == "null" else []
 
         def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
             given = {"messages": messages, "tools": tools or without, "documents": None, "add_generation_prompt": False}
