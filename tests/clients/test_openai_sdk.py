@@ -8,7 +8,7 @@ import itertools
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import jsonschema_rs
 import openai
 import pytest
 from openai import OpenAI
-from openai.types.chat import ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionTokenLogprob
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from support.llamacpp import EngineUnderTest
@@ -309,6 +309,93 @@ def test_broken_arguments_in_the_history_fail_nothing_and_stay_in_the_prompt(cli
         prompt_tokens[arguments] = answer.usage.prompt_tokens
     empty = prompt_tokens.pop("")
     assert all(tokens > empty for tokens in prompt_tokens.values()), prompt_tokens
+
+
+# Tokens
+
+COUNT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "é🦙"}}}
+
+
+def text_of(tokens: Iterable[ChatCompletionTokenLogprob]) -> str:
+    return b"".join(bytes(token.bytes or ()) for token in tokens).decode()
+
+
+def whole_tokens(answer: ChatCompletion) -> list[ChatCompletionTokenLogprob]:
+    told = answer.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    return told.content
+
+
+def streamed_tokens(chunks: Iterable[ChatCompletionChunk]) -> list[ChatCompletionTokenLogprob]:
+    told = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs is not None]
+    return [token for each in told for token in each.content or ()]
+
+
+def test_log_probabilities_are_the_models_streamed_and_whole(client: OpenAI) -> None:
+    warm(client, COLOURS)
+    whole = ask(client, COLOURS, max_tokens=12, logprobs=True, top_logprobs=3)
+    chunks = stream(client, COLOURS, max_tokens=12, logprobs=True, top_logprobs=3)
+    tokens = whole_tokens(whole)
+    assert len(tokens) == 12
+    assert text_of(tokens) == said(whole).content == folded(chunks).content
+    assert streamed_tokens(chunks) == tokens
+    for token in tokens:  # a greedy model says the likeliest
+        assert [other.logprob for other in token.top_logprobs] == sorted([o.logprob for o in token.top_logprobs], reverse=True)
+        assert (token.top_logprobs[0].token, token.top_logprobs[0].logprob) == (token.token, token.logprob)
+        assert (len(token.top_logprobs), token.logprob < 0) == (3, True)
+    for chunk in (choice for each in chunks for choice in each.choices if choice.delta.content):
+        assert chunk.logprobs is not None
+        assert text_of(chunk.logprobs.content or ()) == chunk.delta.content
+
+
+def test_the_end_of_the_turn_has_a_log_probability_too(client: OpenAI) -> None:
+    answer = ask(client, "Hello.", max_tokens=60, logprobs=True)
+    tokens = whole_tokens(answer)
+    assert answer.choices[0].finish_reason == "stop"
+    assert tokens[-1].token == "<|im_end|>"
+    assert text_of(tokens[:-1]) == said(answer).content
+    assert all(token.top_logprobs == [] for token in tokens)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_calls_tokens_are_told(client: OpenAI, streamed: bool) -> None:
+    options = {"tools": [ALARM], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60, "logprobs": True}
+    if streamed:
+        chunks = stream(client, "Wake me at seven.", **options)
+        answer, tokens = folded(chunks), streamed_tokens(chunks)
+    else:
+        whole = ask(client, "Wake me at seven.", **options)
+        answer, tokens = said(whole), whole_tokens(whole)
+    ((_, arguments),) = answer.calls
+    assert text_of(tokens).startswith("<tool_call>")
+    assert arguments in text_of(tokens)
+
+
+def test_tokens_that_the_engine_loses_at_split_characters_are_counted(client: OpenAI) -> None:
+    whole = ask(client, COLOURS, max_tokens=20, response_format=COUNT, logprobs=True)
+    told = whole.choices[0].logprobs
+    assert said(whole).content == '"é🦙"'
+    assert whole.usage is not None
+    assert told is not None
+    assert (told.model_extra or {})["missing_tokens"] == 3
+    assert len(told.content or ()) + 3 == whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"extra_body": {"return_token_ids": True}}, "return_token_ids"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(client: OpenAI, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, COLOURS, **options)
+    assert caught.value.param == param
 
 
 # Answers in a given shape
