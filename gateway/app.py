@@ -38,6 +38,7 @@ from gateway.prompt.detect import FormatUnknown, detect_format
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.source import DEFAULT, read_model
 from gateway.server.completions import Completions, ServeOptions
+from gateway.server.debugging import Debugging, add_debugging
 from gateway.server.routes import Condition, HotPaths, add_models, answer_errors, declare, operations
 from gateway.settings import LimitSettings, Settings, TimeoutSettings, load
 from gateway.settings_fit import AUTO_FORMAT, Speech, ToolMode
@@ -129,8 +130,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     of the access log."""
     settings, models = configured.settings, configured.models
     for model in models:
-        if model.rendered is not None and (why := model.rendered.prompter.renderer.tokenised_whole):
-            _log.warning("each prompt is tokenised whole: no segment of it can be kept", model=model.name, why=why)
+        _warn(model)
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()
     metrics = Metrics(_served(settings, models), [dialect.name], registry.running, registry.mismatched)
@@ -166,6 +166,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             return models_list(ModelCard(each.name, each.created_s, registry.context_tokens(each.name)) for each in wanted)
 
         add_models(public, names, listing)
+        add_debugging(public, Debugging(dialect, names, registry, options, services.watchdog))
         declare(public, [dialect])
         admin = operations(registry, models, condition, metrics.expose)
         for api in (public, admin):
@@ -182,14 +183,33 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             await asyncio.wait([probing])
 
 
+def _warn(model: Model) -> None:
+    """Tells the operator what is odd about a model's files."""
+    if model.rendered is None:
+        return
+    prompter = model.rendered.prompter
+    if why := prompter.renderer.tokenised_whole:
+        _log.warning("each prompt is tokenised whole: no segment of it can be kept", model=model.name, why=why)
+    for warning in prompter.warnings:
+        _log.warning("the model's files are at odds", model=model.name, why=warning)
+
+
 def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
     files = read_model(speech.source)
-    native = Prompter(files, tools="native", syntax=None, clock=_now)
+    native = Prompter(files, tools="native", syntax=None, clock=_now, seconds=time.monotonic)
     own = formats[speech.format] if speech.format != AUTO_FORMAT else detect_format(native, files.templates[DEFAULT], formats)
     call_format = own
     if speech.tools == "constrained" and own.call_syntax is None:
         call_format = formats[CONSTRAINED_FORMAT]
-    prompter = Prompter(files, tools=speech.tools, syntax=call_format.call_syntax, clock=_now, guard=threading.Lock())
+    prompter = Prompter(
+        files,
+        tools=speech.tools,
+        syntax=call_format.call_syntax,
+        clock=_now,
+        seconds=time.monotonic,
+        guard=threading.Lock(),
+        control_tokens=speech.control_tokens,
+    )
     return Rendered(prompter, own, call_format)
 
 
@@ -197,7 +217,8 @@ def tools_for(model: Path) -> ToolMode:
     """`constrained` where the model's template ignores tools. Raises ModelFileError."""
     return (
         "native"
-        if Prompter(read_model(model), tools="native", syntax=None, clock=_now).capabilities.tools == "yes"
+        if Prompter(read_model(model), tools="native", syntax=None, clock=_now, seconds=time.monotonic).capabilities.tools
+        == "yes"
         else "constrained"
     )
 

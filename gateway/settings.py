@@ -19,7 +19,19 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from engines.base import Traits
 from gateway.errors import SettingsError
-from gateway.settings_fit import AUTO_FORMAT, ENGINE_FORMAT, NATIVE, Speech, ToolMode, engine_id, misfits, source_path, speeches
+from gateway.settings_fit import (
+    AS_TEXT,
+    AUTO_FORMAT,
+    ENGINE_FORMAT,
+    NATIVE,
+    ControlTokens,
+    Speech,
+    ToolMode,
+    engine_id,
+    misfits,
+    source_path,
+    speeches,
+)
 from gateway.settings_tree import PREFIX, KeyPath, Place, Problem, read_tree
 
 KINDS = ("llamacpp", "vllm", "sglang", "trtllm", "openai")
@@ -187,6 +199,11 @@ class ModelSettings(_Settings):
     """`native`: the model's template states the tools. `constrained`: for a model not trained for tools; the gateway states them
     and the engine is held to a grammar."""
 
+    control_tokens: ControlTokens = AS_TEXT
+    """What a control token is that a client's text spells, such as `</s>`. `text`: the characters it is made of, so that no
+    message can end its turn or begin another. `special`: the token itself, for clients that send raw markup. Not with
+    `format: engine`."""
+
     unknown_tool: Literal["forward", "refuse"] = "forward"
     """A call of a tool that the request did not offer: pass it on and count it, or end the request with an error."""
 
@@ -209,7 +226,7 @@ class ModelSettings(_Settings):
         """How the model is spoken to; None where its engine sees to that."""
         if self.source is None or self.format == ENGINE_FORMAT:
             return None
-        return Speech(self.source, self.format, self.tools)
+        return Speech(self.source, self.format, self.tools, self.control_tokens)
 
     @field_validator("profile")
     @classmethod

@@ -16,6 +16,8 @@ ENGINE_FORMAT = "engine"
 
 ToolMode = Literal["native", "constrained"]
 NATIVE: ToolMode = "native"
+ControlTokens = Literal["text", "special"]
+AS_TEXT: ControlTokens = "text"
 
 
 class Speech(NamedTuple):
@@ -24,6 +26,7 @@ class Speech(NamedTuple):
     source: Path
     format: str
     tools: ToolMode
+    control_tokens: ControlTokens = AS_TEXT
 
 
 def speeches(values: Mapping[str, Any], folder: Path, wrong: Collection[KeyPath]) -> Iterator[tuple[KeyPath, Speech]]:
@@ -31,7 +34,8 @@ def speeches(values: Mapping[str, Any], folder: Path, wrong: Collection[KeyPath]
     for at, model in _rows(values.get("models"), ("models",)):
         form = model.get("format", AUTO_FORMAT)
         if form != ENGINE_FORMAT and not any((*at, key) in wrong for key in Speech._fields):
-            yield at, Speech(source_path(folder, model["source"]), form, model.get("tools", NATIVE))
+            source = source_path(folder, model["source"])
+            yield at, Speech(source, form, model.get("tools", NATIVE), model.get("control_tokens", AS_TEXT))
 
 
 def source_path(folder: Path, source: str | Path) -> Path:
@@ -91,6 +95,8 @@ def _model_misfits(at: KeyPath, model: Mapping[str, Any], kinds: Mapping[str, Tr
         yield (*at, "tools"), "`constrained` needs a `source` and a format other than `engine`"
     if model.get("hold_arguments") is True and by_engine:
         yield (*at, "hold_arguments"), "has no effect with `format: engine`: the engine's events pass as they come"
+    if model.get("control_tokens") is not None and by_engine:
+        yield (*at, "control_tokens"), "has no effect with `format: engine`: the engine tokenises the text"
     for place, engine in _rows(model.get("engines"), (*at, "engines")):
         kind = engine.get("kind")
         traits = kinds.get(kind) if isinstance(kind, str) else None

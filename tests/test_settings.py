@@ -89,6 +89,7 @@ def test_every_key_can_be_set(folder: Path) -> None:
             source: m.gguf
             format: hermes
             tools: constrained
+            control_tokens: special
             unknown_tool: refuse
             on_parse_failure: error
             on_schema_miss: retry
@@ -235,6 +236,10 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
         engine_with(kind="openai").replace("source: m.gguf", "format: engine\n  hold_arguments: true"),
         ["f.yaml:4:3: models[0].hold_arguments: has no effect with `format: engine`: the engine's events pass as they come"],
     ),
+    "control tokens of an engine": (
+        model_with("format: engine\n  control_tokens: text").replace("llamacpp", "openai"),
+        ["f.yaml:5:3: models[0].control_tokens: has no effect with `format: engine`: the engine tokenises the text"],
+    ),
     "an engine to come": (
         engine_with(kind="vllm"),
         ["f.yaml:6:5: models[0].engines[0].kind: vllm is not supported by this version; supported: llamacpp, openai"],
@@ -329,8 +334,8 @@ def test_every_problem_at_once_in_the_file_s_order(folder: Path) -> None:
 INSPECTED: dict[str, tuple[str, list[Speech]]] = {
     "defaults": (MODEL, [Speech(Path("m.gguf"), "auto", "native")]),
     "what is written": (
-        model_with("tools: constrained\n  format: hermes"),
-        [Speech(Path("m.gguf"), "hermes", "constrained")],
+        model_with("tools: constrained\n  format: hermes\n  control_tokens: special"),
+        [Speech(Path("m.gguf"), "hermes", "constrained", "special")],
     ),
     "whatever else is wrong": (
         model_with("hold_arguments: maybe\n  on_schema_miss: never\n  aliases: [m]\n  bogus: 1").replace("http", "ftp")
