@@ -1,6 +1,7 @@
 """Log probabilities and token ids, the whole way of a request: what the engine says of its tokens is what the client reads."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,6 +115,42 @@ async def test_ids_that_the_engine_cannot_tell_are_refused(stream: bool) -> None
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_token_ids")
     assert "part of a character" in refused.json()["error"]["message"]
     assert engine.calls == []
+
+
+def vllm_events(ids: Sequence[int]) -> list[Any]:
+    """vLLM's answer, two tokens an event; the last ends the turn."""
+    pairs = [list(ids[at : at + 2]) for at in range(0, len(ids), 2)]
+    events = []
+    for pair in pairs:
+        told = {"token_logprobs": [-0.5] * len(pair), "top_logprobs": [{f"token_id:{token}": -0.5} for token in pair]}
+        finish = "stop" if pair is pairs[-1] else None
+        events.append({"choices": [{"index": 0, "text": "", "token_ids": pair, "logprobs": told, "finish_reason": finish}]})
+    return [*events, {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": len(ids)}}]
+
+
+@pytest.mark.parametrize("text", ["Hé🦙!", "<think>é</think>Hi", "Good day"])
+async def test_every_id_and_the_prompts_are_told_where_the_engine_streams_them(text: str) -> None:
+    markers = {"<think>": 5, "</think>": 6}
+    ids = [token for part in re.split("(</?think>)", text) for token in ([markers[part]] if part in markers else ids_of(part))]
+    wish = {"return_token_ids": True, "logprobs": True, "top_logprobs": 1, "max_tokens": 99}
+    async with scripted(kind="vllm", format="hermes") as (engine, served):
+        done = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+        engine.script = lambda seen: [HEAD, *map(event, vllm_events([*ids, END])), done, CLOSE]
+        whole = (await served.chat(**wish)).json()
+        chunks = await served.stream(**wish)
+        prompt = engine.calls[0].body["prompt"]
+    (choice,) = whole["choices"]
+    assert whole["prompt_token_ids"] == chunks[0]["prompt_token_ids"] == prompt
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:-1])
+    assert choice["token_ids"] == [*ids, END]
+    assert bytes(byte for each in choice["logprobs"]["content"] for byte in each["bytes"]).decode() == text + "<|im_end|>"
+    assert "missing_tokens" not in choice["logprobs"]
+    assert whole["usage"]["completion_tokens"] == len(ids) + 1
+    streamed = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert [token for each in streamed for token in each.get("token_ids", [])] == choice["token_ids"]
+    assert [entry for each in streamed if "logprobs" in each for entry in each["logprobs"]["content"]] == choice["logprobs"][
+        "content"
+    ]
 
 
 PASSED = [{"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}]
