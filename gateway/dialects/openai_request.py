@@ -8,6 +8,7 @@ Choices where clients and engines differ:
 - `functions` and `function_call` are read as tools; the answer is written in terms of `tool_calls`.
 - `allowed_tools` with mode `auto` hides the other tools from the model, since nothing less would hold.
 - Tool calls in the history are data: whatever their `arguments` hold, text or a JSON value, is kept as it was sent.
+- `continue_final_message` alone is enough: `add_generation_prompt`, true by default, is then false.
 - A value in `chat_template_kwargs` wins over what `reasoning_effort` means for the template.
 - An escape of half a character, which no text can hold, is read as U+FFFD and named in `ignored` as `lone-surrogates`.
 - Top-level fields that nothing uses are named in `ignored`, those of OpenAI's API too.
@@ -123,6 +124,8 @@ def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Lim
         template_kwargs=_template_kwargs(body, limits),
         logprobs=_logprobs(body, limits),
         return_token_ids=bool(body.return_token_ids),
+        add_generation_prompt=_begins_turn(body),
+        continue_final_message=bool(body.continue_final_message),
         ignored=checks.fit_for_header((*mended, *_ignored(fields, body))),
         body=data,
     )
@@ -271,6 +274,13 @@ def _chosen(param: str, choice: str | NamedChoice | NamedFunction | None) -> Too
             if allowed.mode in ("auto", "required"):
                 return ToolChoice("auto" if allowed.mode == "auto" else "named", names)
     raise invalid(param, "must be 'none', 'auto', 'required', or name a function or the allowed tools")
+
+
+def _begins_turn(body: ChatBody) -> bool:
+    """Whether the prompt ends with the beginning of the model's turn: by default, unless the last message is continued."""
+    if body.add_generation_prompt and body.continue_final_message:
+        raise invalid("continue_final_message", "it goes on with the last message, but `add_generation_prompt` begins a new one")
+    return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
 
 
 def _logprobs(body: ChatBody, limits: Limits) -> int | None:
