@@ -39,6 +39,7 @@ from gateway.prompt.prompter import Prompter
 from gateway.prompt.source import DEFAULT, read_model
 from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging, add_debugging
+from gateway.server.debugging import Debugging, add_debugging
 from gateway.server.routes import Condition, HotPaths, add_models, answer_errors, declare, operations
 from gateway.settings import LimitSettings, Settings, TimeoutSettings, load
 from gateway.settings_fit import AUTO_FORMAT, Speech, ToolMode
@@ -166,6 +167,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             return models_list(ModelCard(each.name, each.created_s, registry.context_tokens(each.name)) for each in wanted)
 
         add_models(public, names, listing)
+        add_debugging(public, Debugging(dialect, names, registry, options, services.watchdog))
         add_debugging(public, Debugging(dialect, names, registry, options, services.watchdog))
         declare(public, [dialect])
         admin = operations(registry, models, condition, metrics.expose)

@@ -22,7 +22,7 @@ TEXT = (
     '{"name": "get_weather", "arguments": {"city": "Paris\\n", "days": [1, 2.5, null, true]}}\n'
     "https://example.org/a?b=c&d=%20#e user@example.org ~/$HOME/*.py && echo '$1' || exit 1; --flag=<value> end"
 )
-_MAX_SPECIALS = 512
+_MAX_SPECIALS = 1024
 _AROUND = 6
 
 

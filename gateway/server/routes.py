@@ -13,7 +13,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.base import JSON_TYPE, Dialect
-from gateway.errors import GatewayError, InternalError, MethodNotAllowed, ModelNotFound, RouteNotFound
+from gateway.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    GatewayError,
+    InternalError,
+    MethodNotAllowed,
+    ModelNotFound,
+    RouteNotFound,
+    UnsupportedEncoding,
+)
 from gateway.fleet.registry import Registry
 from gateway.model import Model
 from gateway.wire.jsonio import decode, encode
@@ -108,13 +117,17 @@ def answer_errors(api: FastAPI, body_of: Callable[[GatewayError], bytes]) -> Non
 
     async def ours(_request: Request, error: Exception) -> Response:
         known = error if isinstance(error, GatewayError) else InternalError("The gateway failed on this request.")
-        return Response(body_of(known), known.status, media_type=JSON_TYPE.decode())
+        unread = isinstance(known, BodyTooLarge | BodyTimeout | UnsupportedEncoding)
+        headers = {"connection": "close"} if unread else {}  # the rest of the body is not read
+        return Response(body_of(known), known.status, headers, JSON_TYPE.decode())
 
     async def http(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 500)
         what = f"{request.method} {request.url.path[:80]}"
         if status == 405:
-            return await ours(request, MethodNotAllowed(f"{what}: this path does not take this method."))
+            refused = await ours(request, MethodNotAllowed(f"{what}: this path does not take this method."))
+            refused.headers.update(getattr(error, "headers", None) or {})  # which method it takes
+            return refused
         return await ours(request, RouteNotFound(f"{what}: there is no such path here.") if status == 404 else error)
 
     api.add_exception_handler(GatewayError, ours)
