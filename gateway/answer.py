@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from engines.base import Chunk, TokenLogprob
 from gateway.errors import AnswerRefused
 from gateway.formats.base import Parser
+from gateway.leak import Leaks
 from gateway.prompt.tokenizer import Detokenizer
 from gateway.request import (
     ContentText,
@@ -76,8 +77,8 @@ class AnswerReader:
     """Reads the chunks of one choice of an engine that the gateway rendered for.
 
     `detokenizer` is given where the engine streams every id: the text is then made of the ids. `data_of`, a token's bytes, is
-    given where the client wants the tokens too. `one_call`: the client forbade parallel calls, so that the answer ends before a
-    second.
+    given where the client wants the tokens too. `leaks` counts stop tokens that came through. `one_call`: the client forbade
+    parallel calls, so that the answer ends before a second.
     """
 
     def __init__(
@@ -91,10 +92,12 @@ class AnswerReader:
         checker: Checker | None = None,
         detokenizer: Detokenizer | None = None,
         data_of: Callable[[int], bytes] | None = None,
+        leaks: Leaks | None = None,
     ) -> None:
         self._parser = parser
         self._detokenizer = detokenizer
         self._data_of = data_of
+        self._leaks = leaks
         self._rules = rules
         self._stop = StopMatcher(stop) if stop else None
         self._one_call = one_call
@@ -120,6 +123,8 @@ class AnswerReader:
             deltas += self._rest(ended)
         if self._one_call:
             deltas = self._until_second_call(deltas)
+        if self._leaks is not None and (leaked := self._leaks(chunk, deltas)):
+            tally.failures["stop_leak"] += leaked
         if self._data_of is not None and chunk.tokens:
             deltas = [_shown(chunk, self._data_of), *deltas]
         return self._judged(deltas) if deltas else deltas

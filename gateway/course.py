@@ -13,7 +13,9 @@ from gateway.errors import EngineBroke
 from gateway.formats.base import ParseOptions
 from gateway.formats.check import call_check
 from gateway.job import Job
+from gateway.leak import LeakedTexts, Leaks, leaked_ids
 from gateway.model import Rendered
+from gateway.prompt.tokenizer import Tokenizer
 from gateway.request import Delta, Finish, ParseFailure, Prompt, Tokens
 
 _UNSEEN = frozenset({ParseFailure, Finish, Tokens})  # what a reader of the answer does not see
@@ -67,6 +69,7 @@ class RenderedCourse:
             one_call=not request.parallel_tool_calls,
             checker=_answer_checker(job),
             detokenizer=tokenizer.detokenizer() if by_ids else None,
+            leaks=_leaks(job, prompt, tokenizer, by_ids=by_ids),
             data_of=tokenizer.data_of if request.logprobs is not None or request.return_token_ids else None,
         )
         self._encoder = job.encoder
@@ -174,6 +177,16 @@ class PassedCourse:
         self._readers[choice] = reader
         self._job.ledger.begin(choice, reader.tally)
         return reader
+
+
+def _leaks(job: Job, prompt: Prompt, tokenizer: Tokenizer, *, by_ids: bool) -> Leaks | None:
+    """What counts stop tokens in the answer. Where the client wants the answer to go on after them they are no leak."""
+    if job.request.sampling.ignore_eos:
+        return None
+    if by_ids:
+        return leaked_ids(prompt.stop_ids)
+    texts = [text for token_id in prompt.stop_ids if (text := tokenizer.text_of(token_id)) in tokenizer.special_ids]
+    return LeakedTexts(texts) if texts else None
 
 
 def _answer_checker(job: Job) -> AnswerChecker | None:
