@@ -20,7 +20,7 @@ TEXT = (
     "two  three   four    eight        sixteen                .\ttab\t\ttabs\n\n\n  \n"
     "def f(xs: list[int]) -> dict[str, int]:\n    if xs and xs[0] != 1:\n\t\treturn {'sum': sum(xs)}  # 100% <b>{{ x }}</b>\n"
     '{"name": "get_weather", "arguments": {"city": "Paris\\n", "days": [1, 2.5, null, true]}}\n'
-    "https://example.org/a?b=c&d=%20#e user@example.org ~/$HOME/*.py && echo '$1' || exit 1; --flag=<value> end"
+    "https://example.org/a?b=c&d=%20#e user@example.org `ls ~/*.py` && echo '$1' || exit 1; --flag=<value> end"
 )
 _MAX_SPECIALS = 1024
 _AROUND = 6

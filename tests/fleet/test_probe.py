@@ -3,19 +3,20 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 from support.gateway import sample, scripted
-from support.scripted_engine import ScriptedEngine
+from support.scripted_engine import HANG, RESET, ScriptedEngine
+from support.vocabulary import small_tokenizer
 from yarl import URL
 
 from engines.base import EngineInfo
 from engines.registry import make
-from gateway.fleet.parity import Parity
+from gateway.fleet.parity import TEXT, Parity
 from gateway.fleet.probe import Prober, ProbeTimes
 from gateway.fleet.registry import Member, Registry
 from gateway.upstream import Upstream
@@ -35,11 +36,13 @@ async def probing(
     on_info: Callable[[Member, EngineInfo], None] = lambda *_: None,
     key: str | None = None,
     parity: Mapping[str, Parity] = MappingProxyType({}),
+    kind: str = "llamacpp",
+    times: ProbeTimes = QUICK,
 ) -> AsyncIterator[Registry]:
-    members = [Member(id=f"e{at}", model="m", engine=make("llamacpp"), root=URL(url), api_key=key) for at, url in enumerate(urls)]
+    members = [Member(id=f"e{at}", model="m", engine=make(kind), root=URL(url), api_key=key) for at, url in enumerate(urls)]
     registry = Registry(members)
     async with Upstream() as upstream:
-        task = asyncio.create_task(Prober(registry, upstream, parity, on_info, QUICK).run())
+        task = asyncio.create_task(Prober(registry, upstream, parity, on_info, times).run())
         try:
             yield registry
         finally:
@@ -170,3 +173,126 @@ async def test_only_200_is_health(status: str) -> None:
             await until(lambda: len(engine.seen) > 2)
             assert not registry.is_ready("e0")
         assert set(paths(engine)) == {"/health"}
+
+
+# ---- the tokenizer --------------------------------------------------------------------------------------------------------
+
+PARITY: Mapping[str, Parity] = {"m": Parity(small_tokenizer())}
+ANOTHER = {"tokens": [1, 2, 3]}
+EMPTY = b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n"
+
+
+def whys(logs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None]]:
+    return [(each["event"], each.get("problem")) for each in logs]
+
+
+async def test_an_engine_with_another_tokenizer_stays_out_until_it_has_the_right_one() -> None:
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/tokenize"] = ANOTHER
+        with capture_logs() as logs:
+            async with probing(engine.url, parity=PARITY) as registry:
+                await until(lambda: paths(engine).count("/tokenize") > 3)
+                assert registry.problem("e0") == "tokenizer_mismatch"
+                assert registry.mismatched("e0")
+                del engine.answers["/tokenize"]
+                await until(lambda: registry.is_ready("e0"))
+                assert not registry.mismatched("e0")
+    assert whys(logs) == [("engine not ready", "tokenizer_mismatch"), ("engine ready", None)]
+    told = logs[0]
+    own = PARITY["m"].ids[0]
+    assert (told["position"], told["gateway_id"], told["engine_id"]) == (0, own, 1)
+    assert TEXT.startswith(told["text"])
+    assert "`source`" in told["why"]
+
+
+async def test_a_ready_engine_is_not_asked_again_until_it_was_down() -> None:
+    async with ScriptedEngine().running() as engine, ScriptedEngine().running() as watched:
+        async with probing(engine.url, watched.url, parity=PARITY) as registry:
+            await until(lambda: registry.is_ready("e0"))
+            await until(lambda: paths(watched).count("/health") > 6)
+            assert paths(engine).count("/tokenize") == 1
+            engine.up = False
+            await until(lambda: registry.problem("e0") == "unhealthy")
+            engine.answers["/tokenize"] = ANOTHER
+            engine.up = True
+            await until(lambda: registry.problem("e0") == "tokenizer_mismatch")
+        (asked,) = {seen.headers["content-type"] for seen in engine.seen if seen.path == "/tokenize"}
+    assert asked == "application/json"
+    assert engine.calls == []
+
+
+async def test_an_engine_that_says_that_it_is_another_is_out_until_it_has_answered() -> None:
+    patient = ProbeTimes(ready_s=0.02, down_s=0.02, limit_s=60)
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=patient) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        engine.answers["/tokenize"] = [HANG]
+        engine.answers["/props"] = {"model_alias": "other"}
+        await until(lambda: paths(engine).count("/tokenize") == 2)
+        assert registry.problem("e0") == "tokenizer_unknown"
+
+
+async def test_an_engine_that_another_replaced_is_compared() -> None:
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        engine.answers["/props"] = {"model_alias": "other"}
+        await until(lambda: paths(engine).count("/tokenize") == 2)
+        await until(lambda: registry.is_ready("e0"))
+        engine.answers["/tokenize"] = ANOTHER
+        engine.answers["/props"] = {"model_alias": "yet another"}
+        await until(lambda: registry.problem("e0") == "tokenizer_mismatch")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ([EMPTY % b"404 Not Found"], "(status 404)"),
+        ([EMPTY % b"500 Oops"], "(status 500)"),
+        ([EMPTY % b"307 Elsewhere"], "(status 307)"),
+        ({"count": 3}, "is not what its protocol says"),
+        ({"tokens": ["The"]}, "is not what its protocol says"),
+        ({"tokens": [1] * 200_000}, "is not what its protocol says"),
+        ([HANG], "did not answer in time"),
+        ([RESET], "closed the connection"),
+    ],
+)
+async def test_an_engine_that_does_not_tokenise_is_out_and_the_log_says_what_to_do(answer: Any, why: str) -> None:
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/tokenize"] = answer
+        with capture_logs() as logs:
+            async with probing(engine.url, parity=PARITY) as registry:
+                await until(lambda: paths(engine).count("/tokenize") > 2)
+                assert registry.problem("e0") == "tokenizer_unknown"
+                assert not registry.mismatched("e0")
+    assert whys(logs) == [("engine not ready", "tokenizer_unknown")]
+    assert why in logs[0]["why"]
+    assert "let `POST /tokenize` through" in logs[0]["why"]
+
+
+async def test_an_engine_that_cannot_tokenise_serves_and_that_is_told_once() -> None:
+    async with ScriptedEngine().running() as engine:
+        with capture_logs() as logs:
+            async with probing(engine.url, parity=PARITY, kind="openai") as registry:
+                await until(lambda: registry.is_ready("e0"))
+                engine.up = False
+                await until(lambda: not registry.is_ready("e0"))
+                engine.up = True
+                await until(lambda: registry.is_ready("e0"))
+    assert [each["event"] for each in logs].count("tokenizer not compared: this kind of engine cannot tokenise") == 1
+    assert "/tokenize" not in paths(engine)
+
+
+async def test_the_key_goes_with_the_text() -> None:
+    async with ScriptedEngine().running() as engine:
+        async with probing(engine.url, key="sk-canary", parity=PARITY) as registry:
+            await until(lambda: registry.is_ready("e0"))
+        (asked,) = [seen for seen in engine.seen if seen.path == "/tokenize"]
+    assert asked.headers["authorization"] == "Bearer sk-canary"
+    assert asked.body == {"content": PARITY["m"].text, "add_special": False, "parse_special": True}
+
+
+async def test_problems_are_words() -> None:
+    async with ScriptedEngine().running() as unwell:
+        unwell.up = False
+        async with probing(unwell.url, "http://127.0.0.1:9") as registry:
+            assert [registry.problem(each) for each in ("e0", "e1")] == ["not_probed", "not_probed"]
+            await until(lambda: registry.problem("e0") == "unhealthy" and registry.problem("e1") == "unreachable")
