@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -35,10 +36,11 @@ from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.metrics import Metrics, Served
 from gateway.prompt.detect import FormatUnknown, detect_format
+from gateway.prompt.pool import RenderPool
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.source import DEFAULT, read_model
+from gateway.prompt.worker import Spoken
 from gateway.server.completions import Completions, ServeOptions
-from gateway.server.debugging import Debugging, add_debugging
 from gateway.server.debugging import Debugging, add_debugging
 from gateway.server.routes import Condition, HotPaths, add_models, answer_errors, declare, operations
 from gateway.settings import LimitSettings, Settings, TimeoutSettings, load
@@ -139,7 +141,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     logs = [AccessLog(access, time.time)] if access is not None else []
     bus = Bus([registry.running.apply, metrics, *logs])
     condition = Condition()
-    async with Upstream() as upstream:
+    async with Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
         services = Services(
             registry=registry,
             upstream=upstream,
@@ -168,7 +170,6 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
 
         add_models(public, names, listing)
         add_debugging(public, Debugging(dialect, names, registry, options, services.watchdog))
-        add_debugging(public, Debugging(dialect, names, registry, options, services.watchdog))
         declare(public, [dialect])
         admin = operations(registry, models, condition, metrics.expose)
         for api in (public, admin):
@@ -183,6 +184,23 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         finally:
             probing.cancel()
             await asyncio.wait([probing])
+
+
+@asynccontextmanager
+async def _rendering_apart(
+    settings: Settings, models: tuple[Model, ...], environ: Mapping[str, str]
+) -> AsyncIterator[tuple[Model, ...]]:
+    """The models, whose long prompts are rendered in other processes while inside, where the settings want any."""
+    limits = settings.limits
+    spoken = {each.name: Spoken(str(each.speech.source), each.speech.control_tokens) for each in settings.models if each.speech}
+    if not (spoken and limits.render_workers):
+        yield models
+        return
+    async with RenderPool(spoken, workers=limits.render_workers, render_s=limits.render_s, environ=environ) as pool:
+        yield tuple(
+            replace(each, rendered=replace(each.rendered, apart=partial(pool.render, each.name))) if each.rendered else each
+            for each in models
+        )
 
 
 def _warn(model: Model) -> None:

@@ -80,6 +80,7 @@ class ContextTooLong(ClientError):
             f"{prompt_tokens} tokens{' or more' if at_least else ''}. Please reduce the length of the messages.",
             param=param,
         )
+        self.prompt_tokens = prompt_tokens
 
 
 class ModelNotFound(ClientError):

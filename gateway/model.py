@@ -1,24 +1,27 @@
 """One served model, wired: how its prompt is made, how its answers are read, and what the operator wants done with bad ones."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.answer import AnswerRules
 from gateway.errors import ContextTooLong
 from gateway.formats.base import Format
 from gateway.prompt.prompter import Prompter
+from gateway.prompt.renderer import Draft, Rendering
 from gateway.request import Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A model that the gateway renders and parses for. `call_format` reads answers to requests with tools: it is the model's own
-    format, or the one whose syntax the gateway states and constrains (`tools: constrained`)."""
+    format, or the one whose syntax the gateway states and constrains (`tools: constrained`). `apart` renders in another process
+    what would take long, and raises as the prompter's renderer does; None where there is no such process."""
 
     prompter: Prompter
     format: Format
     call_format: Format
     hold_arguments: bool = False
+    apart: Callable[[Draft], Awaitable[Rendering]] | None = None
 
     def format_for(self, with_tools: bool) -> Format:
         """What reads the answer to a request that offers tools, or offers none."""

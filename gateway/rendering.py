@@ -1,12 +1,26 @@
-"""A client's request to its prompt: what both the answer and the debugging routes are made from."""
+"""A client's request to its prompt: what both the answer and the debugging routes are made from.
+
+Small requests are rendered where they are, since going elsewhere costs more; longer ones in a thread; those that would hold the
+interpreter for long in another process, where the gateway has one.
+"""
 
 import asyncio
 
 from gateway.fleet.registry import Registry
-from gateway.model import Model, fitted
+from gateway.model import Model, Rendered, fitted
 from gateway.request import GenerateRequest, Prompt
 
-THREAD_BODY_BYTES = 32 * 1024  # a longer request is rendered and tokenised in a thread, off the loop
+THREAD_BODY_BYTES = 32 * 1024
+APART_BODY_BYTES = 100 * 1024
+APART_MESSAGES = 50
+
+
+async def prompt_for(model: Model, request: GenerateRequest, registry: Registry) -> Prompt | None:
+    """The prompt with its token limit, or None where the engine templates itself. Raises a GatewayError."""
+    if model.rendered is None:
+        return None
+    context = context_of(model, registry)
+    return fitted(await _prompt(model.rendered, request, context), request.max_tokens, context)
 
 
 def context_of(model: Model, registry: Registry) -> int | None:
@@ -16,14 +30,12 @@ def context_of(model: Model, registry: Registry) -> int | None:
     return min((context for context in (own, *said) if context is not None), default=None)
 
 
-async def prompt_for(model: Model, request: GenerateRequest, registry: Registry) -> Prompt | None:
-    """The prompt with its token limit, or None where the engine templates itself. Raises a ClientError."""
-    if model.rendered is None:
-        return None
-    prompter = model.rendered.prompter
-    context = context_of(model, registry)
-    if len(request.body) < THREAD_BODY_BYTES:
-        prompt = prompter.prompt(request, context)
-    else:
-        prompt = await asyncio.to_thread(prompter.prompt, request, context)
-    return fitted(prompt, request.max_tokens, context)
+async def _prompt(rendered: Rendered, request: GenerateRequest, context_tokens: int | None) -> Prompt:
+    prompter = rendered.prompter
+    large = len(request.body) > APART_BODY_BYTES or len(request.messages) > APART_MESSAGES
+    if large and rendered.apart is not None:
+        plan = await asyncio.to_thread(prompter.plan, request, context_tokens)
+        return prompter.finished(plan, await rendered.apart(plan.draft))
+    if large or len(request.body) >= THREAD_BODY_BYTES:
+        return await asyncio.to_thread(prompter.prompt, request, context_tokens)
+    return prompter.prompt(request, context_tokens)

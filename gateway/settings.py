@@ -307,6 +307,13 @@ class LimitSettings(_Settings):
     queue_wait_s: float = Field(30.0, ge=0, allow_inf_nan=False)
     """The longest a request may wait for an engine."""
 
+    render_workers: int = Field(1, ge=0)
+    """Processes that render long prompts: of more than 50 messages, or from a body of more than 100 KB. 0: the gateway does it
+    itself, in threads; then nothing can stop a chat template that does not end."""
+
+    render_s: Seconds = 10.0
+    """How long such a process may take for one prompt. Then it is stopped, and the request is answered with 400."""
+
 
 class Settings(_Settings):
     """All settings."""

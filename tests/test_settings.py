@@ -69,7 +69,7 @@ def test_defaults(folder: Path) -> None:
     assert (found.server.workers, found.server.max_body_bytes, found.server.drain_s) == (1, 33_554_432, 30)
     assert found.server.headers_grace_s == 5
     assert tuple(found.timeouts.model_dump().values()) == (1, 600, 600, 30, 3600)
-    assert tuple(found.limits.model_dump().values()) == (8, 16, 20, 256, 10_000, 256, 30)
+    assert tuple(found.limits.model_dump().values()) == (8, 16, 20, 256, 10_000, 256, 30, 1, 10)
     (model,) = found.models
     assert (model.format, model.tools, model.unknown_tool, model.on_parse_failure) == ("auto", "native", "forward", "content")
     assert (model.on_schema_miss, model.hold_arguments, model.aliases) == ("count", False, ())
@@ -97,7 +97,8 @@ def test_every_key_can_be_set(folder: Path) -> None:
             engines:
               - {id: e, url: "https://e.test:8/pre/", kind: llamacpp, model: big, api_key_env: KEY}
         timeouts: {connect_s: 1, headers_s: 2, first_token_s: 3, between_tokens_s: 4, total_s: 5}
-        limits: {n: 1, stop: 2, logprobs: 3, tools: 4, messages: 5, queue_requests: 6, queue_wait_s: 7}
+        limits: {n: 1, stop: 2, logprobs: 3, tools: 4, messages: 5, queue_requests: 6, queue_wait_s: 7, render_workers: 0,
+          render_s: 8}
         """,
         {"KEY": "sk-secret"},
     )
@@ -150,7 +151,10 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
     ),
     "unknown key": (
         MODEL + "limits:\n  xyzzy: 1",
-        ["f.yaml:7:3: limits.xyzzy: unknown key; known here: n, stop, logprobs, tools, messages, queue_requests, queue_wait_s"],
+        [
+            "f.yaml:7:3: limits.xyzzy: unknown key; known here: n, stop, logprobs, tools, messages, queue_requests, queue_wait_s, "
+            "render_workers, render_s"
+        ],
     ),
     "a key that is a number": (MODEL + "limits: {1: 2}", ["f.yaml:6:10: limits: a key must be text"]),
     "a key that is a list": (MODEL + "limits: {[a]: 2}", ["f.yaml:6:10: limits: a key must be text"]),

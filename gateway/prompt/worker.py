@@ -1,0 +1,121 @@
+"""A process that renders for the gateway, which can be killed: `python -m gateway.prompt.worker MODELS`, a JSON list.
+
+With its pool it is the shell of this package, which is pure otherwise. Each frame on standard input asks for one render, each on
+standard output answers one, in the same order; before the first, an empty frame says that every model is read. It ends when its
+input does. Frames hold JSON, never pickles, so that a template that breaks out of its sandbox has this process and no other.
+"""
+
+import os
+import resource
+import signal
+import sys
+from array import array
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from gateway.errors import BadRequest, ContextTooLong
+from gateway.prompt.renderer import ControlTokens, Draft, Renderer
+from gateway.prompt.source import DEFAULT, read_model
+from gateway.wire import jsonio
+
+HEAD_BYTES = 4
+_MAX_DATA_BYTES = 4 << 30  # a vocabulary of 262,144 tokens takes 0.4 GiB while it is read
+_WARMING = Draft(DEFAULT, {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": True})
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """What tells one model's renderer from another's."""
+
+    source: str
+    control_tokens: ControlTokens
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One render; `model` is the place in the worker's list."""
+
+    model: int
+    draft: Draft
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    """A Rendering; the ids as unsigned integers of 32 bits in the machine's own byte order."""
+
+    text: str
+    ids: bytes
+    lost_bytes: int
+    marked: bool
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A BadRequest."""
+
+    message: str
+    param: str | None
+
+
+class TooLong(msgspec.Struct, frozen=True, tag=True):
+    """A ContextTooLong: the prompt has this many tokens or more."""
+
+    least_tokens: int
+
+
+Answer = Rendered | Refused | TooLong
+
+
+def framed(data: bytes) -> bytes:
+    """The data after their length."""
+    return len(data).to_bytes(HEAD_BYTES, "big") + data
+
+
+def serve(asks: BinaryIO, answers: BinaryIO, renderers: Sequence[Renderer]) -> None:
+    """Answers until the input ends, in the middle of a frame or not."""
+    decoder = jsonio.Decoder(Ask)
+    _write(answers, b"")
+    while len(head := asks.read(HEAD_BYTES)) == HEAD_BYTES:
+        size = int.from_bytes(head, "big")
+        data = asks.read(size)
+        if len(data) < size:
+            return
+        ask = decoder.decode(data)
+        _write(answers, jsonio.encode(_answer(renderers[ask.model], ask.draft)))
+
+
+def _answer(renderer: Renderer, draft: Draft) -> Answer:
+    try:
+        rendering = renderer.render(draft)
+    except ContextTooLong as error:
+        return TooLong(error.prompt_tokens)
+    except BadRequest as error:
+        return Refused(error.message, error.param)
+    return Rendered(rendering.text, array("I", rendering.ids).tobytes(), rendering.lost_bytes, rendering.marked)
+
+
+def _write(answers: BinaryIO, data: bytes) -> None:
+    answers.write(framed(data))
+    answers.flush()
+
+
+def warmed(spoken: Spoken) -> Renderer:
+    """The renderer of a model, which has rendered once. Raises ModelFileError."""
+    files = read_model(Path(spoken.source))
+    renderer = Renderer(files, clock=lambda: datetime.now(UTC), control_tokens=spoken.control_tokens)
+    _answer(renderer, _WARMING)
+    return renderer
+
+
+def main() -> None:
+    """The process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the gateway, which ends its workers when it no longer needs them
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))  # not the address space: model files are mapped
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not come between the answers
+    serve(sys.stdin.buffer, answers, [warmed(spoken) for spoken in jsonio.Decoder(list[Spoken]).decode(sys.argv[1])])
+
+
+if __name__ == "__main__":
+    main()
