@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gateway.formats.base import CallSyntax
 from gateway.prompt.normalize import Turn, arguments_object, broken_note, tool_dict
+from gateway.prompt.probe import Support
 from gateway.request import CallAnswer, GenerateRequest, ToolCall, ToolSpec
 from gateway.wire import jsonio
 
@@ -39,6 +40,17 @@ def broken_calls(conversation: Sequence[Turn]) -> list[str]:
         for number, call in enumerate(turn.calls)
         if arguments_object(call.arguments) is None
     ]
+
+
+def cut_thoughts(conversation: Sequence[Turn], old_thoughts: Support) -> list[str]:
+    """The note on thoughts of a running tool loop: its results are a user's words here, after which a template may show no
+    thought from before."""
+    results = [turn.index for turn in conversation if turn.role == "tool"]
+    begun = max((turn.index for turn in conversation if turn.role == "user"), default=-1)
+    thoughts = [turn.index for turn in conversation if turn.reasoning and begun < turn.index < max(results, default=-1)]
+    if not thoughts or old_thoughts == "yes":
+        return []
+    return [f"messages[{thoughts[0]}]: thoughts are left out, the template shows none before a result ({len(thoughts)} in all)"]
 
 
 def call_answer(request: GenerateRequest, syntax: CallSyntax, *, max_calls: int = MAX_CALLS) -> CallAnswer:

@@ -60,7 +60,7 @@ def fit(
         _shown(turn, can)
         _place(_mapped_role(turn, can, notes, first=not fitted), fitted, can, notes)
     if can.system != "yes":
-        fitted = _folded(fitted, notes)
+        fitted = _folded(fitted, can, notes)
     if not fitted:
         raise BadRequest("The model's chat template shows none of these messages.", param="messages")
     apart = [each for turn in fitted for each in _said_apart(turn, can, notes)]
@@ -236,18 +236,22 @@ def _stands_alone(turn: Turn, fitted: Sequence[Turn], can: Capabilities) -> bool
     return turn.role != "assistant" or before.role != "assistant" or bool(before.calls) or can.consecutive_assistants == "yes"
 
 
-def _folded(fitted: list[Turn], notes: list[str]) -> list[Turn]:
-    """For templates without a system role: the text goes to the head of the first user message."""
+def _folded(fitted: list[Turn], can: Capabilities, notes: list[str]) -> list[Turn]:
+    """For templates that do not always show a system message: the text goes to the head of a user message, where the template
+    puts it when it does."""
     if not fitted or fitted[0].role != "system":
         return fitted
     system, *rest = fitted
-    if not rest or rest[0].role != "user":
+    users = [place for place, turn in enumerate(rest) if turn.role == "user"]
+    place = users[-1 if can.system_beside == "last" else 0] if users else -1
+    if place < 0 or (place > 0 and can.system_beside == "first"):
         raise BadRequest(
             "The model's chat template has no system message, and no user message follows to carry it.",
             param=f"messages[{system.index}].role",
         )
     notes.append(f"messages[{system.index}]: system message given at the head of the user message")
-    return [replace(rest[0], text=f"{system.text}\n\n{rest[0].text}"), *rest[1:]]
+    rest[place] = replace(rest[place], text=f"{system.text}\n\n{rest[place].text}")
+    return rest
 
 
 def _joined(before: Turn, turn: Turn) -> Turn:

@@ -57,13 +57,15 @@ class Capabilities:
     place and not in another (after an answer, in a tool loop) counts as not shown.
 
     `later_system` and `later_developer` are such messages after the first; `empty_answer` is an answer without text.
+    `system_beside` says beside which user message the template shows a system message, where it shows one.
     `arguments` is the form in which the template takes a call's arguments, `broken_arguments` what it takes for text that is no
     JSON object; `no_content` how a call without text is written: as "", without the key, or as null. `called_text` says where the
     text of a message that calls is shown: in it, as a part of its thought, in a message before it.
 
     `reasoning` is the field from which thoughts are read, THOUGHT_PARTS for parts of the content, None where none is.
-    `hides_thoughts` holds the thinking switch's values (None: not given) with which it shows none at all. `cuts_answers`: what
-    stands before THOUGHT_END in an answer is a thought to it, and cut as one.
+    `hides_thoughts` holds the thinking switch's values (None: not given) with which it shows none at all; `old_thoughts` are
+    those before the last user message. `cuts_answers`: what stands before THOUGHT_END in an answer is a thought to it, and cut
+    as one.
 
     `call_ids` is `nine` where ids must have nine letters or digits. `tool_keys` are the keys that a tool must have, beside its
     name and parameters; `no_tools` is what `tools` must be where there are none. `opening` is how the assistant's turn begins in
@@ -93,6 +95,8 @@ class Capabilities:
     call_ids: Literal["any", "nine"] = "any"
     tool_keys: frozenset[str] = frozenset()
     no_tools: Literal["null", "empty"] = "null"
+    system_beside: Literal["first", "last"] = "first"
+    old_thoughts: Support = "yes"
     refusals: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -125,6 +129,8 @@ def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
         call_ids=_call_ids(rig, loop),
         tool_keys=_tool_keys(rig),
         no_tools=rig.no_tools,
+        system_beside=_system_beside(rig),
+        old_thoughts=_old_thoughts(rig, reasoning, hides),
         opening=_opening(rig),
         refusals={name: rig.reason(messages) for name, messages in tried.items() if supports[name] == "raises"},
     )
@@ -157,6 +163,14 @@ def _roles(rig: "_Rig", looped: Sequence[Sequence[Mapping[str, Any]]]) -> dict[s
         "consecutive_assistants": rig.shows([_USER, _SAID, _said("probelatermark"), _MORE], "probelatermark", "probeanswermark"),
         "empty_answer": rig.shows([_USER, _said(""), _MORE], "probemoremark", "probeusermark"),
     }
+
+
+def _system_beside(rig: "_Rig") -> Literal["first", "last"]:
+    conversation = [{"role": "system", "content": "probefirstmark"}, _USER, _SAID, _MORE]
+    if rig.shows(conversation, "probefirstmark", "probeanswermark") != "yes":
+        return "first"
+    text = rig.render(conversation)
+    return "last" if text.index("probefirstmark") > text.index("probeanswermark") else "first"
 
 
 def _own_role(rig: "_Rig", role: str, messages: Sequence[Mapping[str, Any]], mark: str) -> Support:
@@ -295,11 +309,21 @@ def _reasoning(rig: _Rig, call: _CallForm) -> tuple[str | None, frozenset[bool |
     return None, frozenset()
 
 
+def _old_thoughts(rig: _Rig, reasoning: str | None, hides: frozenset[bool | None]) -> Support:
+    thought = with_thought(_SAID, reasoning or REASONING_FIELDS[0], "probethoughtmark")
+    return rig.shows([_USER, thought, _MORE], "probethoughtmark", switches=_thinking(hides))
+
+
+def _thinking(hides: frozenset[bool | None]) -> Json:
+    """The switches with which thoughts are shown, where they are hidden without."""
+    return dict.fromkeys(THINKING_SWITCHES, True) if None in hides else {}
+
+
 def _called_text(rig: _Rig, call: _CallForm, reasoning: str | None, hides: frozenset[bool | None]) -> CalledText:
     """The first place where the text of a message that calls is shown, together with its thought; a thought's own in a running
     loop alone, since templates cut old thoughts."""
     made = call.message("probevaluemark")
-    switches: Json = dict.fromkeys(THINKING_SWITCHES, True) if None in hides else {}
+    switches = _thinking(hides)
     for form in _CALLED_TEXT_FORMS if call.support == "yes" else ():
         thought = {"beside": "probethoughtmark", "before": "probethoughtmark", "thought": "probethoughtmark probetextmark"}[form]
         calling = made | {"content": "probetextmark"} if form == "beside" else made

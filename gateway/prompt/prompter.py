@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from gateway.errors import BadRequest, ModelFileError, shown
 from gateway.formats.base import CallSyntax
-from gateway.prompt.constrain import broken_calls, call_answer, restate
+from gateway.prompt.constrain import broken_calls, call_answer, cut_thoughts, restate
 from gateway.prompt.normalize import Turn, fit, fit_kwargs, sure_texts, thinking_switch, tool_dict, turns
 from gateway.prompt.probe import Capabilities, probe
 from gateway.prompt.renderer import ControlTokens, Draft, Renderer, Rendering, refuse_over
@@ -154,10 +154,10 @@ class Prompter:
             "documents": None,
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         }
-        broken = broken_calls(said) if self._mode == "constrained" else ()
+        restated = (*broken_calls(said), *cut_thoughts(said, can.old_thoughts)) if self._mode == "constrained" else ()
         draft = Draft(template, variables, context_tokens, request.continue_final_message)
         opening = self._openers[template] if draft.continues else can.opening
-        return Plan(request, draft, opening, constraint, (*broken, *notes, *unread))
+        return Plan(request, draft, opening, constraint, (*restated, *notes, *unread))
 
     def finished(self, plan: Plan, rendering: Rendering) -> Prompt:
         """The prompt that a plan's rendering makes."""

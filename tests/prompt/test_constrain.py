@@ -3,7 +3,7 @@ import json
 import pytest
 from support.vocabulary import SYNTAX
 
-from gateway.prompt.constrain import MAX_CALLS, call_answer, call_text, restate, statement
+from gateway.prompt.constrain import MAX_CALLS, call_answer, call_text, cut_thoughts, restate, statement
 from gateway.prompt.normalize import turns
 from gateway.request import GenerateRequest, Message, ToolCall, ToolChoice, ToolSpec
 
@@ -85,3 +85,15 @@ def test_what_the_engine_must_enforce(choice: ToolChoice, parallel: bool, names:
     assert (answer.or_text, answer.max_calls) == (or_text, calls)
     assert (answer.opener, answer.closer, answer.separator) == (SYNTAX.opener, SYNTAX.closer, SYNTAX.separator)
     assert (answer.name_key, answer.arguments_key) == (SYNTAX.name_key, SYNTAX.arguments_key)
+
+
+def test_thoughts_that_a_result_as_a_user_s_words_cuts_are_noted() -> None:
+    calling = Message("assistant", None, reasoning="r", tool_calls=(CALL,))
+    result = Message("tool", "18", tool_call_id="c1")
+    running = turns((USER, Message("assistant", "a", reasoning="r"), USER, calling, result, calling, result))
+    assert cut_thoughts(running, "no") == [
+        "messages[3]: thoughts are left out, the template shows none before a result (2 in all)"
+    ]
+    assert cut_thoughts(running, "yes") == []
+    assert cut_thoughts(turns((USER, calling, result, USER)), "no") == [], "an answered loop"
+    assert cut_thoughts(turns((USER, Message("assistant", "a", reasoning="r"))), "no") == []

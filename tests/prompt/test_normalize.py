@@ -201,6 +201,12 @@ ANSWER = Message("assistant", "a")
             [("user", "s\n\nu"), ("assistant", "a")],
             ["messages[0]: system message given at the head of the user message"],
         ),
+        (
+            (SYSTEM, USER, ANSWER, USER, ANSWER),
+            {"system": "no", "system_beside": "last"},
+            [("user", "u"), ("assistant", "a"), ("user", "s\n\nu"), ("assistant", "a")],
+            ["messages[0]: system message given at the head of the user message"],
+        ),
         ((USER,), {"system": "raises"}, [("user", "u")], []),
     ],
 )  # fmt: skip
@@ -222,6 +228,7 @@ ONE = Message("assistant", None, tool_calls=(CALL,))
         ((USER, SYSTEM), replace(ALL, later_system="no"), "messages[1].role"),
         ((SYSTEM, ANSWER), replace(ALL, system="raises"), "messages[0].role"),
         ((SYSTEM,), replace(ALL, system="no"), "messages[0].role"),
+        ((SYSTEM, ANSWER), replace(ALL, system="no", system_beside="last"), "messages[0].role"),
         ((USER, ONE), NONE, "messages[1].tool_calls"),
         ((USER, TWO), replace(ALL, parallel_calls="no"), "messages[1].tool_calls[1]"),
         ((ONE, Message("tool", "r", tool_call_id="c1")), replace(ALL, tool_results="raises"), "messages[1]"),

@@ -26,12 +26,12 @@ def probed(source: str) -> Capabilities:
         (
             "echo",
             Capabilities("yes", "yes", "no", "no", "yes", "no", "no", "no", "yes", "object", "wrapped", "empty",
-                         None, "<|im_start|>assistant\n"),
+                         None, "<|im_start|>assistant\n", old_thoughts="no"),
         ),
         (
             "strict",
             Capabilities("raises", "raises", "raises", "raises", "raises", "no", "no", "raises", "raises", "object",
-                         "wrapped", "empty", None, "", consecutive_assistants="raises",
+                         "wrapped", "empty", None, "", consecutive_assistants="raises", old_thoughts="no",
                          refusals={
                              "parallel_calls": "Turns must go user, assistant, user, assistant.",
                              "tool_results": "Turns must go user, assistant, user, assistant.",
@@ -40,12 +40,12 @@ def probed(source: str) -> Capabilities:
         (
             "dropping",
             Capabilities("yes", "no", "no", "no", "yes", "yes", "yes", "no", "yes", "object", "wrapped", "empty",
-                         None, "<|im_start|>assistant\n<think>\n", called_text="before"),
+                         None, "<|im_start|>assistant\n<think>\n", called_text="before", old_thoughts="no"),
         ),
         (
             "text_arguments",
             Capabilities("yes", "yes", "no", "no", "yes", "yes", "yes", "yes", "yes", "text", "text", "absent",
-                         None, "<|im_start|>assistant\n", called_text="before", no_tools="empty"),
+                         None, "<|im_start|>assistant\n", called_text="before", old_thoughts="no", no_tools="empty"),
         ),
     ],
 )  # fmt: skip
@@ -217,6 +217,8 @@ def test_every_real_template_compiles_and_is_probed(file: Path) -> None:
         ("trl-gemma3", "tools", "no"),
         ("mistralai-Mistral-Nemo-Instruct-2407", "opening", ""),
         ("mistralai-Mistral-Nemo-Instruct-2407", "system", "no"),
+        ("mistralai-Mistral-Nemo-Instruct-2407", "system_beside", "last"),
+        ("trl-gemma3", "system_beside", "first"),
         ("mistralai-Mistral-Nemo-Instruct-2407", "called_text", "nowhere"),
         ("mistralai-Mistral-Nemo-Instruct-2407", "call_ids", "nine"),
         ("mistralai-Mistral-Nemo-Instruct-2407", "consecutive_assistants", "raises"),

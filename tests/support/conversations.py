@@ -111,6 +111,17 @@ def _thinking() -> dict[str, GenerateRequest]:
             _USER, calling(thought="I need the weather."), result(), calling(call(2), thought="Again."), result(call(2)),
             tools=(_WEATHER,),
         ),
+        **{
+            f"thought-in-loop-{name}-{str(value).lower()}": _asked(
+                _USER, calling(thought="I need the weather."), result(), tools=(_WEATHER,), template_kwargs={name: value}
+            )
+            for name in ("enable_thinking", "thinking")
+            for value in (True, False)
+        },
+        "thought-and-text-and-call": _asked(
+            _USER, calling(text="Let me look.", thought="I need the weather."), result(), tools=(_WEATHER,),
+            template_kwargs={"enable_thinking": True},
+        ),
         "thought-loop-answered": _asked(
             _USER, calling(thought="I need the weather."), result(), replace(thought, content="Rain."), more, tools=(_WEATHER,)
         ),
@@ -132,6 +143,13 @@ def _tools() -> dict[str, GenerateRequest]:
         "unicode-tools": _asked(_USER, tools=(unicode_tool,)),
         "call": _asked(_USER, calling(), result(), tools=(_WEATHER,)),
         "call-with-text": _asked(_USER, calling(text="Let me look."), result(), tools=(_WEATHER,)),
+        "call-with-text-answered": _asked(
+            Message("system", "Be brief."), _USER, calling(text="Let me look."), result(), answer, more, tools=(_WEATHER,)
+        ),
+        "system-in-loop": _asked(
+            Message("system", "Be brief."), _USER, answer, more, calling(), result(), calling(call(2)), result(call(2)),
+            tools=(_WEATHER,),
+        ),
         "call-answered": _asked(_USER, calling(), result(), answer, more, tools=(_WEATHER,)),
         "parallel-calls": _asked(_USER, calling(*both), result(both[0]), result(both[1], '{"hits": []}'), tools=three),
         "results-reordered": _asked(_USER, calling(*both), result(both[1], '{"hits": []}'), result(both[0]), tools=three),

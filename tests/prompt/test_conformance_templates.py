@@ -1,0 +1,136 @@
+"""Every real template with every conversation: the text is transformers' own, or the request is refused by its field, and
+nothing that a model must see is left out without a word. Compared by text."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.conversations import CONVERSATIONS, Mark, marked, open_thoughts
+from support.reference import fixed_reference_time, reference_text
+from support.vocabulary import SYNTAX, TEMPLATES, fixed_clock, model_files
+
+from gateway.errors import BadRequest
+from gateway.prompt.prompter import Prompter, ToolMode
+from gateway.request import GenerateRequest
+
+__all__ = ["fixed_reference_time"]
+
+REAL = Path(__file__).parents[3] / "shared" / "templates"
+OURS = sorted(TEMPLATES.glob("*.jinja"))
+SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
+# This template shows the text of a message that calls after the results of its calls.
+TEXT_AFTER_RESULTS = frozenset({"google-gemma-4-31B-it"})
+# How many of the conversations each template refuses, of those that refuse any. The rest is rendered.
+REFUSED: Mapping[str, int] = {
+    "dropping": 4,
+    "echo": 32,
+    "strict": 35,
+    "Apertus-8B-Instruct": 2,
+    "HuggingFaceTB-SmolLM3-3B": 34,
+    "Kimi-K2-Thinking": 26,
+    "Mistral-Small-3.2-24B-Instruct-2506": 4,
+    "Qwen3.5-4B": 2,
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": 33,
+    "deepseek-ai-DeepSeek-V3.1": 31,
+    "google-gemma-2-2b-it": 35,
+    "ibm-granite-granite-3.3-2B-Instruct": 26,
+    "meta-llama-Llama-3.1-8B-Instruct": 2,
+    "meta-llama-Llama-3.2-3B-Instruct": 2,
+    "microsoft-Phi-3.5-mini-instruct": 32,
+    "mistralai-Ministral-3-14B-Reasoning-2512": 4,
+    "mistralai-Mistral-Nemo-Instruct-2407": 4,
+    "openai-gpt-oss-120b": 4,
+    "trl-deepseekv3": 31,
+    "trl-gemma3": 35,
+    "trl-llama3": 32,
+    "trl-qwen3_6": 2,
+}
+
+templates = pytest.mark.parametrize("file", [*OURS, *sorted(REAL.glob("*.jinja"))], ids=lambda file: f"{file.stem}-text")
+
+
+def test_the_real_templates_are_here() -> None:
+    if not REAL.is_dir():
+        pytest.skip(f"the real templates are not here ({REAL}): only our own are compared")
+    assert len([*REAL.glob("*.jinja")]) >= 40
+
+
+def speaker(file: Path, tools: ToolMode = "native") -> Prompter:
+    files = replace(model_files("full"), templates={"default": file.read_text()}, specials=SPECIALS)
+    return Prompter(files, tools=tools, syntax=SYNTAX, clock=fixed_clock)
+
+
+def refusal(prompter: Prompter, request: GenerateRequest) -> BadRequest | None:
+    try:
+        prompter.prompt(request)
+    except BadRequest as error:
+        return error
+    return None
+
+
+@templates
+@pytest.mark.usefixtures("fixed_reference_time")
+def test_the_text_is_transformers_own_or_the_request_is_refused(file: Path) -> None:
+    prompter, source = speaker(file), file.read_text()
+    refused = 0
+    for name, request in CONVERSATIONS.items():
+        error = refusal(prompter, request)
+        if error is None:
+            draft = prompter.plan(request).draft
+            assert prompter.prompt(request).text == reference_text(source, draft, SPECIALS), name
+        else:
+            refused += 1
+            assert (error.param or "").startswith(("messages", "tools")), (name, error.param)
+            assert "chat template" in error.message, name
+    assert refused == REFUSED.get(file.stem, 0)
+
+
+@templates
+@pytest.mark.parametrize("tools", ["native", "constrained"])
+def test_nothing_is_left_out_without_a_word(file: Path, tools: ToolMode) -> None:
+    prompter = speaker(file, tools)
+    for name, plain in CONVERSATIONS.items():
+        request, marks = marked(plain)
+        error = refusal(prompter, request)
+        assert (error is None) == (refusal(prompter, plain) is None), (name, error)
+        if error is not None:
+            continue
+        prompt = prompter.prompt(request)
+        lost = [mark for mark in marks if mark.word not in prompt.text]
+        untold = [mark for mark in lost if not allowed(mark, request) and not told(mark, prompt.notes)]
+        assert not untold, (name, prompt.notes)
+
+
+def allowed(mark: Mark, request: GenerateRequest) -> bool:
+    """Models' own rule: thoughts of answered turns may be cut."""
+    return mark.kind == "thought" and mark.index not in open_thoughts(request.messages)
+
+
+def told(mark: Mark, notes: tuple[str, ...]) -> bool:
+    """Only an assistant's own words may be left out, and a note says so."""
+    if mark.kind == "thought":
+        return any("thoughts are left out" in note for note in notes)
+    place = f"messages[{mark.index}]: "
+    ways = ("text beside calls left out", "text beside calls given as a thought", "what stands before </think> is a thought")
+    return mark.kind == "text" and any(note.startswith(tuple(place + way for way in ways)) for note in notes)
+
+
+@templates
+def test_marks_stand_in_the_order_of_their_messages(file: Path) -> None:
+    prompter = speaker(file)
+    for name, plain in CONVERSATIONS.items():
+        request, marks = marked(plain)
+        if refusal(prompter, request) is not None or (file.stem in TEXT_AFTER_RESULTS and "text" in name):
+            continue
+        prompt = prompter.prompt(request)
+        spoken = [
+            mark
+            for mark in marks
+            if mark.kind in {"text", "argument", "result"}
+            and request.messages[mark.index].role not in {"system", "developer"}
+            and mark.word in prompt.text
+        ]
+        places = [prompt.text.index(mark.word) for mark in spoken]
+        reordered = any("put in the order" in note for note in prompt.notes)
+        assert reordered or places == sorted(places), name
