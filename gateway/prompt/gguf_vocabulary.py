@@ -25,9 +25,7 @@ def gguf_vocabulary(metadata: Metadata) -> Backend:
         )
     name = get(metadata, "general.name", str) or ""
     if any(each in name.lower() for each in _STRIPPED):
-        raise ModelFileError(
-            f"llama.cpp drops blanks after special tokens in models of the name {shown(name)} only."
-        )
+        raise ModelFileError(f"llama.cpp drops blanks after special tokens in models of the name {shown(name)} only.")
     return _byte_level(metadata) if kind == "gpt2" else _sentencepiece(metadata)
 
 

@@ -38,15 +38,17 @@ CUT_OUT = frozenset({Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED})
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A vocabulary by ids. `prefix`: whether a space is put before a text: before each that follows a special token, before the
-    first only, or never. `joined`: the kinds of pieces that others may be joined to."""
+    """A vocabulary by ids.
+
+    `prefix`: whether a space is put before a text: before each that follows a special token, before the
+    first only, or never. `joined`: the kinds of pieces that others may be joined to.
+    """
 
     texts: Sequence[str]
     scores: Sequence[float]
     kinds: Sequence[int]
     prefix: Prefix
     joined: frozenset[int] = frozenset({Kind.NORMAL})
-    unigram: bool = False
 
 
 def sentencepiece(pieces: Pieces) -> Backend:
@@ -54,7 +56,7 @@ def sentencepiece(pieces: Pieces) -> Backend:
     vocabulary = {text: token_id for token_id, text in enumerate(pieces.texts)}
     if len(vocabulary) != len(pieces.texts):
         raise ModelFileError("The vocabulary has a token twice.")
-    backend = Backend(_unigram(pieces) if pieces.unigram else _bpe(pieces, vocabulary))
+    backend = Backend(_bpe(pieces, vocabulary))
     escape = normalizers.Replace(" ", SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if pieces.prefix == "always" else escape
     if pieces.prefix == "first":
@@ -88,12 +90,6 @@ def bytes_of(piece: str) -> bytes:
 def _decoder(*, strips: bool) -> decoders.Decoder:
     strip = [decoders.Strip(" ", 1, 0)] if strips else []
     return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-
-
-def _unigram(pieces: Pieces) -> models.Unigram:
-    unknown = next((token_id for token_id, kind in enumerate(pieces.kinds) if kind == Kind.UNKNOWN), None)
-    scored = list(zip(pieces.texts, pieces.scores, strict=True))
-    return models.Unigram(scored, unk_id=unknown, byte_fallback=Kind.BYTE in pieces.kinds)
 
 
 def _bpe(pieces: Pieces, vocabulary: dict[str, int]) -> models.BPE:

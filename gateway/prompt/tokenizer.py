@@ -8,6 +8,7 @@ is there.
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from gateway.errors import ModelFileError
 from gateway.prompt.byte_level import bytes_spelled
 from gateway.prompt.gguf import Metadata
 from gateway.prompt.gguf_vocabulary import gguf_vocabulary
-from gateway.prompt.sentencepiece import bytes_of, strips_space
+from gateway.prompt.sentencepiece import BYTES, SPACE, bytes_of, strips_space
 
 MAX_TOKENS = 4_000_000
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
@@ -49,7 +50,7 @@ class AddedText:
 
 
 class Tokenizer:
-    """A model's vocabulary. Made by `from_gguf` or `from_json`."""
+    """A model's vocabulary, with the library's rules for it."""
 
     def __init__(self, backend: Backend) -> None:
         """Raises ModelFileError where its ids go beyond any real vocabulary."""
@@ -68,6 +69,8 @@ class Tokenizer:
         self._bytes = self._all_bytes(vocabulary) if self._byte_level or self._strips is not None else []
         held = set().union(*(piece for piece in self._bytes if len(piece) == 1)) if self._byte_level else range(256)
         self._held = bytes(sorted(held))
+        every_byte = self._byte_level or vocabulary.keys() >= set(BYTES)
+        self._characters = None if every_byte else frozenset(chain(SPACE, *vocabulary))
         self._uncounted = bytes(range(256)).translate(None, self._counted(vocabulary))
         pieces = self._bytes or [spelling.encode() for spelling in vocabulary]
         self._longest = max([1, *(len(piece.translate(None, _BLANK)) for piece in pieces)])
@@ -123,7 +126,10 @@ class Tokenizer:
 
     def lost(self, text: str) -> bytes:
         """The bytes of this text that no token of the vocabulary holds: the model cannot see them."""
-        return text.encode().translate(None, self._held)
+        if self._characters is None:
+            return text.encode().translate(None, self._held)
+        lost = {character for character in set(text) if not self._shows(character)}
+        return "".join(character for character in text if character in lost).encode() if lost else b""
 
     def text_of(self, token_id: int) -> str:
         """A token's text; U+FFFD for what is part of a character; empty for an id that the vocabulary lacks."""
@@ -156,6 +162,12 @@ class Tokenizer:
         if self._byte_level and backend.normalizer is None and not swallowing:
             return self._held.translate(None, _BLANK)
         return bytes(byte for byte in _VISIBLE if chr(byte) in vocabulary and self._given_back(chr(byte)))
+
+    def _shows(self, character: str) -> bool:
+        """For vocabularies that may lack characters: whether a token has it. Blanks are left out or spelled otherwise by rule."""
+        normalizer = self._backend.normalizer
+        spelling = normalizer.normalize_str(character) if normalizer is not None else character
+        return character.isspace() or self._characters is None or self._characters.issuperset(spelling)
 
     def _given_back(self, text: str) -> bool:
         return self._backend.decode(list(self.encode(text)), skip_special_tokens=False) == text

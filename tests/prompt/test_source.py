@@ -168,7 +168,7 @@ def test_whether_a_directory_wants_a_bos(tmp_path: Path, changes: dict[str, Any]
         ({"tokenizer_config": {"chat_template": [{"name": "other", "template": "x"}]}}, "has no chat template"),
         ({"tokenizer_config": {"chat_template": ["x"]}}, "something else than a name and a template"),
         ({"tokenizer_config": {"chat_template": "T"}}, "name no end token"),
-        ({"tokenizer_config": SETTINGS | {"eos_token": "<nowhere>"}}, "'<nowhere>', which tokenizer.json does not have"),
+        ({"tokenizer_config": SETTINGS | {"eos_token": "<nowhere>"}}, "'<nowhere>', which the tokenizer does not have"),
         (
             {"tokenizer_config": SETTINGS, "generation_config": {"eos_token_id": [260]}},
             "'260' is not one of the vocabulary's 260",
@@ -191,7 +191,7 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ModelFileError, match="jinja is not UTF-8"):
         read_model(folder)
     (folder / "chat_template.jinja").unlink()
-    monkeypatch.setattr("gateway.prompt.source.MAX_FILE_BYTES", 100)
+    monkeypatch.setattr("gateway.prompt.huggingface.MAX_FILE_BYTES", 100)
     with pytest.raises(ModelFileError, match="larger than 100 bytes"):
         read_model(folder)
     monkeypatch.undo()
