@@ -154,8 +154,8 @@ def _added_conflicts(added: Mapping[int, str], tokenizer: Tokenizer) -> Iterator
     if wrong:
         token_id, text = min(wrong.items())
         yield (
-            f"{_SETTINGS} or added_tokens.json give {shown(text)} the id {token_id}, which {_VOCABULARY} does not, nor what they say "
-            f"of {len(wrong) - 1} more tokens: it is followed."
+            f"{_SETTINGS} or added_tokens.json give {shown(text)} the id {token_id}, which {_VOCABULARY} does not (and so for "
+            f"{len(wrong) - 1} more tokens): it is followed."
         )
 
 

@@ -71,7 +71,7 @@ class Prompter:
         self._openers = {name: answer_opener(self._drawn(name), can.opening) for name, can in self._can.items()}
         undeclared = {text: token_id for text, token_id in self._turn_ends().items() if token_id not in files.stop_ids}
         self.stop_ids = files.stop_ids | {*undeclared.values()}
-        self.warnings = tuple(
+        self.warnings = self.renderer.conflicts + tuple(
             f"the chat template ends the model's turn with {text} (id {token_id}), which the model's files do not declare as an "
             "end token: answers end there all the same"
             for text, token_id in undeclared.items()

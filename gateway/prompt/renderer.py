@@ -52,7 +52,8 @@ class Renderer:
 
     `clock` tells templates the date; `seconds`, which only grows, holds each render to its time. `tokenised_whole` says why
     prompts are not tokenised in segments, and is empty where they are. `control_tokens` says what those are that a client's text
-    spells: text, or the tokens themselves (`special`). `controls` are the tokens meant, none with `special`.
+    spells: text, or the tokens themselves (`special`). `controls` are the tokens meant, none with `special`. `conflicts` are those
+    of the model's files, with each other and with its template.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Renderer:
         self.templates: Mapping[str, ChatTemplate] = MappingProxyType(
             {name: ChatTemplate(source, clock, seconds=seconds) for name, source in files.templates.items()}
         )
-        cuts, self.tokenised_whole = cut_tokens(files.tokenizer.added, self._written())
+        written = self._written()
+        self.conflicts = (*files.conflicts, *_bos_conflict(files.bos, written))
+        cuts, self.tokenised_whole = cut_tokens(files.tokenizer.added, written)
         self._segments = Segments(files.tokenizer, cuts, guard=guard) if cuts else None
         self.controls = self._control_tokens() if control_tokens == "text" else frozenset()
         self._spellings = Spellings(self.controls) if self.controls else None
@@ -138,6 +141,12 @@ class Renderer:
         added = self._tokenizer.added
         controls = {token.text for token in added if token.special} | turn_tokens(render, [token.text for token in added])
         return frozenset(text for text in controls if len(text) > 1)
+
+
+def _bos_conflict(bos: str | None, written: str) -> tuple[str, ...]:
+    if bos is None or not written or written.startswith(bos):
+        return ()
+    return (f"The files want {bos} before each prompt, but the chat template does not write it: it is left out.",)
 
 
 def refuse_over(context_tokens: int, least_tokens: int) -> None:
