@@ -35,7 +35,7 @@ async def _prompt(rendered: Rendered, request: GenerateRequest, context_tokens: 
     large = len(request.body) > APART_BODY_BYTES or len(request.messages) > APART_MESSAGES
     if large and rendered.apart is not None:
         plan = await asyncio.to_thread(prompter.plan, request, context_tokens)
-        return prompter.finished(plan, await rendered.apart(plan.draft))
+        return await asyncio.to_thread(prompter.finished, plan, await rendered.apart(plan.draft))
     if large or len(request.body) >= THREAD_BODY_BYTES:
         return await asyncio.to_thread(prompter.prompt, request, context_tokens)
     return prompter.prompt(request, context_tokens)
