@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PURE := gateway/wire/*,gateway/dialects/*,gateway/prompt/*,gateway/formats/*,gateway/routing/*
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
-.PHONY: run test lint bench services docs docs-check lock clean
+.PHONY: run test test-vllm lint bench services docs docs-check lock clean
 
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
@@ -17,6 +17,10 @@ test: .venv/.dev  ## every test, with the coverage that must hold
 	$(BIN)/python -m pytest --cov --cov-report=
 	@echo "Coverage of everything (at least 90%):" && $(BIN)/coverage report --fail-under=90
 	@echo "Coverage of the pure packages (at least 98%):" && $(BIN)/coverage report --include='$(PURE)' --fail-under=98
+
+test-vllm: .venv/.dev  ## the gateway before the real vLLM on this machine's CPU (docs/vllm.md): 4 GB, some minutes
+	scripts/vllm
+	$(BIN)/python -m pytest -m vllm tests/vllm
 
 lint: .venv/.dev docs-check  ## style, types and architecture
 	$(BIN)/ruff check .

@@ -52,9 +52,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_engine(*, slots: int = 2, context_tokens: int = 4096, alias: str = "smollm2") -> Iterator[EngineUnderTest]:
+def running_engine(
+    *, slots: int = 2, context_tokens: int = 4096, alias: str = "smollm2", file: Path | None = None
+) -> Iterator[EngineUnderTest]:
     """Starts an engine of its own and ends it. For tests that kill or fill it; others share `local_engine`."""
-    model, port = smollm2_file(), free_port()
+    model, port = file or smollm2_file(), free_port()
     command = [sys.executable, "-m", "engines.launch.llamacpp", "--model", str(model), "--port", str(port), "--alias", alias]
     command += ["--slots", str(slots), "--ctx", str(context_tokens), "--parent", str(os.getpid())]
     with subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "passive"}) as child:
@@ -69,10 +71,10 @@ def running_engine(*, slots: int = 2, context_tokens: int = 4096, alias: str = "
                 child.kill()
 
 
-def wait_ready(port: int, child: subprocess.Popen[bytes]) -> None:
+def wait_ready(port: int, child: subprocess.Popen[bytes], limit_s: float = START_LIMIT_S) -> None:
     """Returns when it can serve. It listens before: while the model is loaded every route answers 503."""
-    limit_s = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < limit_s:
+    ends_s = time.monotonic() + limit_s
+    while time.monotonic() < ends_s:
         assert child.poll() is None, f"the engine ended with code {child.returncode}"
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
@@ -81,7 +83,7 @@ def wait_ready(port: int, child: subprocess.Popen[bytes]) -> None:
         except (urllib.error.URLError, OSError):
             pass
         time.sleep(0.05)
-    raise AssertionError(f"the engine was not ready in {START_LIMIT_S:g} s")
+    raise AssertionError(f"the engine was not ready in {limit_s:g} s")
 
 
 @pytest.fixture(scope="session")
