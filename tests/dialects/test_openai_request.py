@@ -130,6 +130,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 2}, "top_logprobs", "needs `logprobs: true`"),
     ({"logprobs": False, "top_logprobs": 2}, "top_logprobs", "needs `logprobs: true`"),
     ({"return_token_ids": 1}, "return_token_ids", "expected a boolean"),
+    # how the prompt ends
+    ({"add_generation_prompt": 0}, "add_generation_prompt", "expected a boolean"),
+    ({"continue_final_message": "yes"}, "continue_final_message", "expected a boolean"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "begins a new one"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is no token id"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is no token id"),
     ({"logit_bias": {"٣": 1}}, "logit_bias", "is no token id"),
@@ -311,7 +315,7 @@ def test_null_is_as_good_as_absent() -> None:
                     "seed",
                 ),
                 *("logit_bias", "min_tokens", "ignore_eos", "max_tokens", "max_completion_tokens", "chat_template", "user"),
-                "chat_template_kwargs",
+                *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
             )
         )
     )
@@ -332,6 +336,22 @@ def test_null_is_as_good_as_absent() -> None:
 def test_log_probabilities(fields: dict[str, Any], logprobs: int | None) -> None:
     request = read(**fields)
     assert (request.logprobs, request.ignored) == (logprobs, ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins", "continues"),
+    [
+        ({}, True, False),
+        ({"add_generation_prompt": True, "continue_final_message": False}, True, False),
+        ({"add_generation_prompt": False}, False, False),
+        ({"continue_final_message": True}, False, True),
+        ({"add_generation_prompt": False, "continue_final_message": True}, False, True),
+    ],
+)
+def test_how_the_prompt_ends(fields: dict[str, Any], begins: bool, continues: bool) -> None:
+    request = read(**fields)
+    assert (request.add_generation_prompt, request.continue_final_message) == (begins, continues)
+    assert request.ignored == ()
 
 
 def test_token_ids() -> None:
