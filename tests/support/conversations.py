@@ -2,6 +2,7 @@
 must see.
 """
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -178,6 +179,25 @@ def _tools() -> dict[str, GenerateRequest]:
 
 
 CONVERSATIONS: Mapping[str, GenerateRequest] = MappingProxyType({**_plain(), **_thinking(), **_tools()})
+
+
+def random_conversations(count: int) -> Iterator[GenerateRequest]:
+    """Conversations whose texts are pieces that split words, and characters of every plane that holds some; always the same."""
+    chance = random.Random(11)
+    pieces = f"{_COMBINING} {_WIDE} the 's 'LL 123 4.5 !? ... {{\"a\": [1]}} <|im_ |> </tool _x \x04".split(" ")
+    pieces += [" ", "  ", "\t", "\n", "\r\n", "\n\n\n", "\x0b", "\x85", "\u00a0", "\u3000", "\u2028"]
+    planes = ((0x20, 0x500), (0x500, 0xD800), (0xE000, 0xFD00), (0x10000, 0x20000))
+
+    def text() -> str:
+        if chance.random() < 0.5:
+            return "".join(chance.choice(pieces) for _ in range(chance.randrange(30)))
+        return "".join(chr(chance.randrange(*chance.choice(planes))) for _ in range(chance.randrange(30)))
+
+    for _ in range(count):
+        made = call(chance.randrange(9), arguments=jsonio.dumps({"city": text(), text(): [text()]}))
+        loop = [calling(made, text=text(), thought=text()), result(made, text())]
+        turns = [Message("user", text()), *(loop if chance.random() < 0.5 else []), Message("assistant", text())]
+        yield _asked(Message("system", text()), *turns * chance.randrange(3), Message("user", text()), tools=(_WEATHER,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,13 @@ def fixed_reference_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template_utils, "datetime", _FixedTime)
 
 
-def reference_text(template: str, draft: Draft, specials: Mapping[str, str]) -> str:
+def wordless_tokenizer(specials: Mapping[str, str]) -> PreTrainedTokenizerFast:
+    """A tokenizer of transformers' that renders only."""
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **specials)  # type: ignore[no-untyped-call]
+
+
+def reference_text(tokenizer: PreTrainedTokenizerFast, template: str, draft: Draft) -> str:
     """The text, by the public call. Raises what transformers raises where the template refuses."""
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **specials)  # type: ignore[no-untyped-call]
     text = tokenizer.apply_chat_template(**_asked(template, draft), tokenize=False)
     assert isinstance(text, str)
     return text
