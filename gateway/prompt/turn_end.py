@@ -28,7 +28,7 @@ _THOUGHT, _NAME, _FIRST, _SECOND, _RESULT = (
 )
 _IDS = ("turncall1", "turncall2")  # nine alphanumerics, since some templates ask for just that
 _TURNS = ({"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}, {"role": "user", "content": _NEXT})
-_TOOL: Json = {
+_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {
         "name": _NAME,
@@ -104,7 +104,9 @@ def _call(call_id: str, value: str, can: Capabilities) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
 
 
-def _rendered(render: Render, messages: Sequence[Json], tools: Sequence[Json] | None = None) -> str | None:
+def _rendered(
+    render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+) -> str | None:
     try:
         return render([dict(message) for message in messages], tools)
     except BadRequest:
