@@ -10,10 +10,9 @@ from typing import Any
 
 from gateway.errors import ModelFileError, shown
 from gateway.prompt.model_files import DEFAULT, ModelFiles, bos_text, stop_ids, with_default
-from gateway.prompt.sentencepiece import Prefix, sentencepiece
+from gateway.prompt.sentencepiece import Prefix
 from gateway.prompt.sentencepiece_file import read_pieces
-from gateway.prompt.tekken import tekken
-from gateway.prompt.tokenizer import Tokenizer, from_json
+from gateway.prompt.tokenizer import Tokenizer, from_json, from_pieces, from_tekken
 from gateway.wire import jsonio
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -128,11 +127,11 @@ def _tokenizer(path: Path, settings: _Settings) -> tuple[Tokenizer, list[str]]:
         beside = [f"There is a tekken.json beside {_VOCABULARY}, which is followed."] if (path / "tekken.json").exists() else []
         return tokenizer, [*beside, *_added_conflicts(settings.added, tokenizer)]
     if (path / "tekken.json").exists():
-        return Tokenizer(tekken(_json(path / "tekken.json"), settings.added)), []
+        return from_tekken(_json(path / "tekken.json"), settings.added), []
     if (path / "tokenizer.model").exists():
         try:
             pieces = read_pieces(_bytes(path / "tokenizer.model", "the tokenizer"), settings.added, _prefix(settings.tokenizer))
-            return Tokenizer(sentencepiece(pieces)), []
+            return from_pieces(pieces), []
         except ModelFileError as error:
             raise ModelFileError(f"tokenizer.model cannot be read: {error}.") from None
     raise ModelFileError("The directory has no tokenizer: tokenizer.json is missing, and so are tekken.json and tokenizer.model.")

@@ -52,8 +52,8 @@ class Renderer:
 
     `clock` tells templates the date; `seconds`, which only grows, holds each render to its time. `tokenised_whole` says why
     prompts are not tokenised in segments, and is empty where they are. `control_tokens` says what those are that a client's text
-    spells: text, or the tokens themselves (`special`). `controls` are the tokens meant, none with `special`. `conflicts` are those
-    of the model's files, with each other and with its template.
+    spells: text, or the tokens themselves (`special`). `controls` are the tokens meant, none with `special`. `conflicts`: where
+    the model's files contradict each other or the template.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ joined: what has no order then is refused.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Literal
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -18,6 +18,8 @@ from tokenizers import Tokenizer as Backend
 from gateway.errors import ModelFileError, shown
 
 SPACE = "▁"
+MAX_PIECE_CHARS = 1024
+_MAX_RUN = 64
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 Prefix = Literal["always", "first", "never"]
 
@@ -112,6 +114,10 @@ def _bpe(pieces: Pieces, vocabulary: dict[str, int]) -> models.BPE:
 def merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     """The pairs in the order in which they are joined. Raises ModelFileError where only their places in the text could tell."""
     ranked = sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text])
+    if (longest := max(map(len, ranked), default=0)) > MAX_PIECE_CHARS:
+        raise ModelFileError(f"A piece has {longest} characters, which is longer than {MAX_PIECE_CHARS}.")
+    if missing := set(chain.from_iterable(ranked)) - scores.keys():
+        raise ModelFileError(f"Pieces have the character {shown(min(missing))}, which is no piece itself.")
     pairs: list[tuple[str, str]] = []
     for _, group in groupby(ranked, key=scores.__getitem__):
         tied = list(group)
@@ -146,11 +152,9 @@ def _run_pairs(lengths: set[int]) -> list[tuple[int, int]]:
     pairs = [(left, total - left) for total in lengths for left in range(1, total) if {left, total - left} <= lengths | {1}]
     pairs.sort(key=lambda pair: (-pair[0], pair[1]))
     ranks = {pair: rank for rank, pair in enumerate(pairs)}
-    for length in range(2, 4 * max(lengths)):
-        if _joined(length, ranks) != _joined(length, dict.fromkeys(pairs, 0)):
-            raise ModelFileError(
-                "Pieces that repeat one character have the same score, and no order that is right for every run."
-            )
+    tried = range(2, 4 * max(lengths))
+    if max(lengths) > _MAX_RUN or any(_joined(each, ranks) != _joined(each, dict.fromkeys(pairs, 0)) for each in tried):
+        raise ModelFileError("Pieces that repeat one character have the same score, and no order that is right for every run.")
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for vocabularies of GGUF files and of Hugging Face's `tokenizer.json`.
+"""Text to token ids and back, for the vocabularies of every kind of model file.
 
 Invariant: `encode` adds no token of its own, BOS included, and special tokens written in the text become their ids. A detokeniser
 gives each byte once, in order, whatever the ids are: a character that several tokens share comes out whole, when its last byte
@@ -6,11 +6,11 @@ is there.
 """
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
@@ -20,7 +20,8 @@ from gateway.errors import ModelFileError
 from gateway.prompt.byte_level import bytes_spelled
 from gateway.prompt.gguf import Metadata
 from gateway.prompt.gguf_vocabulary import gguf_vocabulary
-from gateway.prompt.sentencepiece import BYTES, SPACE, bytes_of, strips_space
+from gateway.prompt.sentencepiece import BYTES, SPACE, Pieces, bytes_of, sentencepiece, strips_space
+from gateway.prompt.tekken import tekken
 
 MAX_TOKENS = 4_000_000
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
@@ -225,13 +226,29 @@ class _Stream:
 
 def from_json(data: bytes) -> Tokenizer:
     """From the bytes of a `tokenizer.json`. Raises ModelFileError."""
-    try:
-        backend = Backend.from_buffer(data)
-    except Exception as error:  # the library raises bare Exception for every fault of the file
-        raise ModelFileError(f"tokenizer.json cannot be read: {error}") from None
-    return Tokenizer(backend)
+    return _made("tokenizer.json", lambda: Backend.from_buffer(data))
+
+
+def from_tekken(value: Mapping[str, Any], names: Mapping[int, str]) -> Tokenizer:
+    """From what a `tekken.json` holds; `names` are special tokens by id, as other files say. Raises ModelFileError."""
+    return _made("tekken.json", lambda: tekken(value, names))
+
+
+def from_pieces(pieces: Pieces) -> Tokenizer:
+    """From a SentencePiece model. Raises ModelFileError."""
+    return _made("tokenizer.model", lambda: sentencepiece(pieces))
 
 
 def from_gguf(metadata: Metadata) -> Tokenizer:
-    """From a GGUF file's arrays. Raises ModelFileError with the reason."""
-    return Tokenizer(gguf_vocabulary(metadata))
+    """From a GGUF file's arrays. Raises ModelFileError."""
+    return _made("The GGUF file's tokenizer", lambda: gguf_vocabulary(metadata))
+
+
+def _made(what: str, make: Callable[[], Backend]) -> Tokenizer:
+    try:
+        backend = make()
+    except ModelFileError:
+        raise
+    except Exception as error:  # the library raises bare Exception for every fault of the file
+        raise ModelFileError(f"{what} cannot be read: {error}") from None
+    return Tokenizer(backend)
