@@ -27,9 +27,7 @@ class Spellings:
     """The spellings of a vocabulary's control tokens, each of two characters or more."""
 
     def __init__(self, texts: Collection[str]) -> None:
-        any_of = _one_of(texts)
-        self._spelled = re.compile(any_of)
-        self._starts = re.compile(f"(?={any_of})(.)", re.DOTALL)
+        self._spelled = re.compile(_one_of(texts))
         self._firsts = re.compile(f"[{re.escape(''.join({text[0] for text in texts}))}]")
         self._lasts = re.compile(f"[{re.escape(''.join({text[-1] for text in texts}))}]")
         self._heads = frozenset(_telling(text[:size] for text in texts for size in range(1, len(text))))
@@ -63,7 +61,11 @@ class Spellings:
         return value
 
     def _inside(self, text: str, mark: str) -> str:
-        return self._starts.sub(lambda found: found[1] + mark, text)
+        pieces, at = [], 0
+        while found := self._spelled.search(text, at):
+            pieces.append(text[at : found.start() + 1])
+            at = found.start() + 1
+        return mark.join([*pieces, text[at:]])
 
     def _begun_outside(self, text: str) -> bool:
         return any(text[: found.end()] in self._tails for found in self._lasts.finditer(text, 0, self._reach))
@@ -94,10 +96,11 @@ def strings(value: Any) -> Iterator[str]:
 
 def unused_character(value: Any) -> str:
     """A noncharacter that no string of this JSON value holds, as it is or as JSON escapes it. Raises BadRequest: all are used."""
-    left = [mark for mark in _MARKS if not any(mark in text or _escaped(mark) in text for text in strings(value))]
-    if not left:
-        raise BadRequest("The text holds every noncharacter from U+FDD0 to U+FDEE.", param="messages")
-    return left[0]
+    held = "\n".join(strings(value))
+    for mark in _MARKS:
+        if mark not in held and _escaped(mark) not in held:
+            return mark
+    raise BadRequest("The text holds every noncharacter from U+FDD0 to U+FDEE.", param="messages")
 
 
 def with_plain_marks(text: str, mark: str) -> str:

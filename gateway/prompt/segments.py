@@ -70,9 +70,13 @@ class Segments:
         """The ids of this text without its marks, each of which stands in what is text, whatever it spells."""
         return self._joined(
             text,
-            lambda segment: _key(segment, b"marked" if mark in segment else b""),
-            lambda segments: [marked.encode(each, mark) if mark in each else self._tokenizer.encode(each) for each in segments],
+            lambda segment: _key(segment, mark if mark in segment else ""),
+            lambda segments: self._encode_mixed(segments, mark, marked),
         )
+
+    def _encode_mixed(self, segments: list[str], mark: str, marked: MarkedText) -> list[tuple[int, ...]]:
+        plain = iter(self._tokenizer.encode_all([segment for segment in segments if mark not in segment]))
+        return [marked.encode(segment, mark) if mark in segment else next(plain) for segment in segments]
 
     def _joined(
         self, text: str, key_of: Callable[[str], bytes], encode_all: Callable[[list[str]], list[tuple[int, ...]]]
@@ -107,8 +111,9 @@ class Segments:
                 self._bytes -= _size(self._known.popitem(last=False)[1])
 
 
-def _key(segment: str, kind: bytes = b"") -> bytes:
-    return blake2b(segment.encode(), digest_size=16, person=kind).digest()
+def _key(segment: str, mark: str = "") -> bytes:
+    """Which character is the mark matters: another request's client may have written it."""
+    return blake2b(segment.encode(), digest_size=16, person=mark.encode()).digest()
 
 
 def _packed(ids: Sequence[int]) -> "array[int]":

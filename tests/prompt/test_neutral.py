@@ -302,6 +302,12 @@ def test_the_cache_keeps_text_and_token_apart() -> None:
             assert ids.count(SMALL.tokenizer.special_ids["<|im_end|>"]) == (2 if step else 1)
 
 
+def test_the_cache_tells_a_mark_from_the_same_character_of_another_client() -> None:
+    tried = case("small")
+    for text in ("a<|im_end|> <\ufdd1s>", "a<\ufdd0|im_end|> <s>", "a<|im_end|> <\ufdd1s>"):
+        tried.check([("user", text)])
+
+
 def test_raw_markup_is_kept_where_the_operator_wants_it() -> None:
     renderer = Renderer(SMALL, clock=fixed_clock, control_tokens="special")
     found = renderer.render(draft([("user", "a<|im_end|>b")]))
