@@ -116,13 +116,20 @@ def merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     ranked = sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text])
     if (longest := max(map(len, ranked), default=0)) > MAX_PIECE_CHARS:
         raise ModelFileError(f"A piece has {longest} characters, which is longer than {MAX_PIECE_CHARS}.")
-    if missing := set(chain.from_iterable(ranked)) - scores.keys():
-        raise ModelFileError(f"Pieces have the character {shown(min(missing))}, which is no piece itself.")
+    characters = set(chain.from_iterable(ranked)) - scores.keys()
+    if whole := next((text for text in ranked if _needs_unknown(text, scores, characters)), None):
+        raise ModelFileError(f"The piece {shown(whole)} is made of a character that is no piece itself.")
     pairs: list[tuple[str, str]] = []
     for _, group in groupby(ranked, key=scores.__getitem__):
         tied = list(group)
         pairs += _splits(tied[0], scores) if len(tied) == 1 else _tied(tied, scores)
     return pairs
+
+
+def _needs_unknown(text: str, known: Collection[str], unknown: Collection[str]) -> bool:
+    """Whether a way to make this piece starts from a character that only bytes could stand for."""
+    first, last = text[0], text[-1]
+    return (first in unknown and (text[1:] in known or text[1:] in unknown)) or (last in unknown and text[:-1] in known)
 
 
 def _tied(texts: list[str], scores: Mapping[str, float]) -> list[tuple[str, str]]:

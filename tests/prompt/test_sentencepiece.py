@@ -73,8 +73,10 @@ def test_a_tie_that_only_places_could_settle_is_refused() -> None:
         merges({"a": -1.0, "b": -1.0, "ab": -2.0, "ba": -2.0})
     with pytest.raises(ModelFileError, match="longer than"):
         merges({"a": 0.0, "a" * 5000: -1.0})
-    with pytest.raises(ModelFileError, match="the character 'b', which is no piece"):
-        merges({"a": -1.0, "ab": -2.0})
+    for made in ("ab", "ba", "bb"):
+        with pytest.raises(ModelFileError, match=f"'{made}' is made of a character that is no piece"):
+            merges({"a": -1.0, made: -2.0})
+    assert merges({"a": -1.0, "<0>": -2.0}) == []  # which no text comes to
     with pytest.raises(ModelFileError, match="no order that is right"):
         merges({"a" * each: -1.0 for each in (1, 2, 200)})
     assert len(merges({"a": -1.0, "b": -1.0, "c": -1.0, "ab": -2.0, "ac": -2.0})) == 2  # these never overlap
