@@ -24,6 +24,7 @@ from gateway.wire import jsonio
 
 HEAD_BYTES = 4
 _MAX_DATA_BYTES = 4 << 30  # a vocabulary of 262,144 tokens takes 0.4 GiB while it is read
+_NICE = 10
 _WARMING = Draft(DEFAULT, {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": True})
 
 
@@ -111,6 +112,7 @@ def main() -> None:
     """The process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the gateway, which ends its workers when it no longer needs them
         signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICE)  # the gateway's loop comes first
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))  # not the address space: model files are mapped
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not come between the answers

@@ -1,7 +1,7 @@
 """A fake engine that costs almost nothing, so that what stands before it can be measured.
 
 It answers `POST /v1/chat/completions` as an OpenAI server and `POST /completion` as llama.cpp, streamed or whole, with as many
-tokens as were asked for. With `--source MODEL` it answers `POST /tokenize` with that model's ids.
+tokens as were asked for. With `--source MODEL` it answers `POST /tokenize` with that model's ids, and has its context.
 `POST /pace?itl_ms=20` makes streams come one token at a time; with 0 they come at once, in one write.
 Loopback only; it ends by itself.
 """
@@ -18,8 +18,7 @@ from typing import Protocol, cast
 import httptools
 import uvloop
 
-from gateway.prompt.source import read_model
-from gateway.prompt.tokenizer import Tokenizer
+from gateway.prompt.source import ModelFiles, read_model
 
 TOKEN = b" word"
 _MAX_TOKENS = re.compile(rb'"(?:max_completion_tokens|max_tokens|n_predict)"\s*:\s*(\d+)')
@@ -86,11 +85,12 @@ class LlamaCpp:
         )
 
 
+_PROPS = b'{"total_slots":1024,"model_alias":"mock","build_info":"mock","default_generation_settings":{"n_ctx":%d}}'
+
 SHAPES: dict[bytes, Shape] = {b"/v1/chat/completions": Chat(), b"/completion": LlamaCpp()}
 FIXED = {
     b"/health": b'{"status":"ok"}',
     b"/v1/models": b'{"object":"list","data":[{"id":"mock","object":"model","created":1700000000,"owned_by":"mock"}]}',
-    b"/props": b'{"total_slots":1024,"model_alias":"mock","build_info":"mock","default_generation_settings":{"n_ctx":8192}}',
     b"/slots": b"[]",
 }
 
@@ -104,9 +104,10 @@ class Pace:
 class Connection(asyncio.Protocol):
     """One keep-alive connection with one request at a time."""
 
-    def __init__(self, pace: Pace, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, pace: Pace, model: ModelFiles | None) -> None:
         self._pace = pace
-        self._tokenizer = tokenizer
+        self._tokenizer = model.tokenizer if model else None
+        self._props = _PROPS % ((model and model.context_tokens) or 8192)
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._body: list[bytes] = []
@@ -156,6 +157,8 @@ class Connection(asyncio.Protocol):
         elif path == b"/tokenize" and self._tokenizer is not None:
             text = json.loads(b"".join(self._body))["content"]
             self._answer(json.dumps({"tokens": self._tokenizer.encode(text)}).encode())
+        elif path == b"/props":
+            self._answer(self._props)
         elif path in FIXED:
             self._answer(FIXED[path])
         else:
@@ -193,8 +196,8 @@ async def serve(port: int, max_s: float, source: Path | None = None) -> None:
     """Serves until a signal comes or the time is over."""
     loop = asyncio.get_running_loop()
     pace = Pace()
-    tokenizer = read_model(source).tokenizer if source else None
-    made: Callable[[], Connection] = lambda: Connection(pace, tokenizer)  # noqa: E731  # the annotation helps the type checker
+    model = read_model(source) if source else None
+    made: Callable[[], Connection] = lambda: Connection(pace, model)  # noqa: E731  # the annotation helps the type checker
     server = await loop.create_server(made, "127.0.0.1", port, backlog=1024)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
