@@ -1,15 +1,13 @@
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.gguf_writer import Field, gguf
+from support.gguf_writer import Field, Typed, gguf
 from support.llamacpp import smollm2_file
-from support.vocabulary import byte_alphabet, tokenizer_fields
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from support.sentencepiece import SMALL
+from support.vocabulary import tokenizer_fields
 
 from gateway.errors import ModelFileError
-from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.source import read_model
 
 
 def file(folder: Path, **changes: Field | None) -> Path:
@@ -19,24 +17,6 @@ def file(folder: Path, **changes: Field | None) -> Path:
     path = folder / "model.gguf"
     path.write_bytes(gguf({key: value for key, value in fields.items() if value is not None}))
     return path
-
-
-def directory(folder: Path, files: dict[str, Any], *, bos_rule: bool = False) -> Path:
-    backend = Tokenizer(models.BPE(vocab={character: number for number, character in enumerate(byte_alphabet())}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>", "<end>", "<eot>"])  # 256..259
-    if bos_rule:
-        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
-    (folder / "tokenizer.json").write_text(backend.to_str())
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return folder
-
-
-SETTINGS = {"chat_template": "T", "eos_token": "</s>", "bos_token": {"content": "<s>", "lstrip": False}, "pad_token": None}
 
 
 def test_smollm2() -> None:
@@ -112,89 +92,21 @@ def test_paths_that_hold_no_model(tmp_path: Path) -> None:
             read_model(tmp_path / name)
 
 
-def read(folder: Path, *, bos_rule: bool = False, **files: Any) -> ModelFiles:
-    named = {name.replace("__", "/") + (".jinja" if name.endswith("template") or "__" in name else ".json"): content
-             for name, content in files.items()}  # fmt: skip
-    return read_model(directory(folder, named, bos_rule=bos_rule))
-
-
-def test_a_directory(tmp_path: Path) -> None:
-    files = read(
-        tmp_path,
-        tokenizer_config=SETTINGS,
-        config={"eos_token_id": 258, "max_position_embeddings": 4096},
-        generation_config={"eos_token_id": [257, 259]},
+def test_what_a_gguf_file_contradicts_itself_in(tmp_path: Path) -> None:
+    assert read_model(file(tmp_path)).conflicts == ()
+    files = read_model(file(tmp_path, tokenizer__ggml__eot_token_id=20, tiny__vocab_size=200))
+    assert files.conflicts == (
+        f"The end token {files.tokenizer.text_of(20)!r} is not marked as a special one: where a prompt has its text, that is its "
+        "letters.",
+        "The model has 200 tokens, its vocabulary 277: it cannot read the last ones.",
     )
-    assert files.templates == {"default": "T"}
-    assert files.stop_ids == {257, 258, 259}
-    assert files.context_tokens == 4096
-    assert files.bos is None
-    assert files.specials == {"eos_token": "</s>", "bos_token": "<s>"}
 
 
-def test_where_a_directory_s_templates_come_from(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]
-    assert read(tmp_path, tokenizer_config=SETTINGS | {"chat_template": named}).templates == {"default": "D", "tool_use": "U"}
-    files = read(tmp_path, tokenizer_config=SETTINGS, chat_template="F", additional_chat_templates__rag="R")
-    assert files.templates == {"default": "F", "rag": "R"}
-
-
-def test_settings_of_a_model_within_a_model(tmp_path: Path) -> None:
-    inner = {"text_config": {"eos_token_id": 258, "max_position_embeddings": 77}}
-    files = read(tmp_path, tokenizer_config={"chat_template": "T"}, config=inner)
-    assert files.stop_ids == {258}
-    assert files.context_tokens == 77
-    assert read(tmp_path, tokenizer_config=SETTINGS, config={"max_position_embeddings": "many"}).context_tokens is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "bos_rule", "bos"),
-    [
-        ({}, False, None),
-        ({}, True, "<s>"),
-        ({"add_bos_token": True}, False, "<s>"),
-        ({"add_bos_token": False}, True, None),
-        ({"bos_token": None}, True, None),
-    ],
-)
-def test_whether_a_directory_wants_a_bos(tmp_path: Path, changes: dict[str, Any], bos_rule: bool, bos: str | None) -> None:
-    assert read(tmp_path, bos_rule=bos_rule, tokenizer_config=SETTINGS | changes).bos == bos
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ({}, "has no chat template"),
-        ({"tokenizer_config": {"chat_template": [{"name": "other", "template": "x"}]}}, "has no chat template"),
-        ({"tokenizer_config": {"chat_template": ["x"]}}, "something else than a name and a template"),
-        ({"tokenizer_config": {"chat_template": "T"}}, "name no end token"),
-        ({"tokenizer_config": SETTINGS | {"eos_token": "<nowhere>"}}, "'<nowhere>', which the tokenizer does not have"),
-        (
-            {"tokenizer_config": SETTINGS, "generation_config": {"eos_token_id": [260]}},
-            "'260' is not one of the vocabulary's 260",
-        ),
-        ({"tokenizer_config": SETTINGS, "config": {"eos_token_id": True}}, "'True' is not one"),
-        ({"tokenizer_config": SETTINGS, "config": []}, "config.json does not hold a JSON object"),
-        ({"tokenizer_config": "{"}, "tokenizer_config.json: not valid JSON"),
-        ({"tokenizer_config": {"chat_template": "T", "add_bos_token": True, "eos_token": "</s>"}}, "do not say which"),
-    ],
-)
-def test_a_directory_that_cannot_be_spoken_to(tmp_path: Path, files: dict[str, Any], says: str) -> None:
-    with pytest.raises(ModelFileError) as caught:
-        read(tmp_path, **files)
-    assert says in str(caught.value)
-
-
-def test_files_that_are_missing_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = directory(tmp_path, {"tokenizer_config.json": SETTINGS})
-    (folder / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelFileError, match="jinja is not UTF-8"):
-        read_model(folder)
-    (folder / "chat_template.jinja").unlink()
-    monkeypatch.setattr("gateway.prompt.huggingface.MAX_FILE_BYTES", 100)
-    with pytest.raises(ModelFileError, match="larger than 100 bytes"):
-        read_model(folder)
-    monkeypatch.undo()
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(ModelFileError, match="is missing"):
-        read_model(folder)
+def test_a_gguf_file_of_sentencepiece(tmp_path: Path) -> None:
+    texts, scores, kinds = (list(column) for column in zip(*SMALL, strict=True))
+    names: dict[str, Field | None] = {"model": "llama", "pre": "default", "tokens": texts, "scores": Typed(9, scores, 6)}
+    names |= {"token_type": kinds, "merges": None, "bos_token_id": 1, "add_bos_token": None, "eot_token_id": None}
+    files = read_model(file(tmp_path, **{f"tokenizer__ggml__{name}": value for name, value in names.items()}))
+    assert files.bos == "<s>"
+    assert files.stop_ids == {2}
+    assert files.tokenizer.encode("<s>ab") == (1, texts.index("▁ab"))

@@ -1,33 +1,19 @@
 """Mistral's tekken.json: the ids are those of mistral-common."""
 
-import base64
 from typing import Any
 
 import pytest
 from support.corpus import corpus
 from support.sentencepiece import mistral_file
+from support.tekken import SIZE, tekken_file
 
 from gateway.errors import ModelFileError
 from gateway.prompt.tokenizer import from_tekken
 from gateway.wire import jsonio
 
-WORDS = (b"th", b"the", b" the", b"\xc3\xa9", b"thethe", b"12", b"beyond the size")
-SIZE = 4 + 256 + len(WORDS) - 1
-NAMES = {0: "<unk>", 1: "<s>", 2: "</s>"}
-
-
-def small(**changes: Any) -> dict[str, Any]:
-    ranked = [bytes([byte]) for byte in range(256)] + list(WORDS)
-    config = {"pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+", "default_vocab_size": SIZE}
-    return {
-        "config": config | {"default_num_special_tokens": 4, "version": "v11"},
-        "vocab": [{"rank": rank, "token_bytes": base64.b64encode(data).decode()} for rank, data in enumerate(ranked)],
-        "special_tokens": [{"rank": token_id, "token_str": text, "is_control": True} for token_id, text in NAMES.items()],
-    } | changes
-
 
 def test_a_small_one() -> None:
-    tokenizer = from_tekken(small(), {})
+    tokenizer = from_tekken(tekken_file(), {})
     assert tokenizer.vocab_size == SIZE
     assert tokenizer.special_ids == {"<unk>": 0, "<s>": 1, "</s>": 2, "<SPECIAL_3>": 3}
     ids = tokenizer.encode("<s>the thethé12</s>")
@@ -37,7 +23,7 @@ def test_a_small_one() -> None:
 
 
 def test_other_files_may_name_the_special_tokens() -> None:
-    without = {key: value for key, value in small().items() if key != "special_tokens"}
+    without = {key: value for key, value in tekken_file().items() if key != "special_tokens"}
     assert from_tekken(without, {1: "<bos>"}).special_ids["<bos>"] == 1
     with pytest.raises(ModelFileError, match="does not name its special tokens"):
         from_tekken(without, {})
@@ -48,14 +34,14 @@ def test_other_files_may_name_the_special_tokens() -> None:
     [
         ({"config": None}, "has no config"),
         ({"config": {}}, "config.default_num_special_tokens is not a number"),
-        ({"config": small()["config"] | {"default_vocab_size": True}}, "config.default_vocab_size is not a number"),
-        ({"config": small()["config"] | {"default_vocab_size": 5_000_000}}, "config.default_vocab_size is not a number"),
-        ({"config": small()["config"] | {"pattern": 1}}, "config.pattern is not a text"),
-        ({"config": small()["config"] | {"pattern": "("}}, "tekken.json cannot be read"),
-        ({"config": small()["config"] | {"default_vocab_size": 9999}}, "vocab does not list 9995 tokens"),
+        ({"config": tekken_file()["config"] | {"default_vocab_size": True}}, "config.default_vocab_size is not a number"),
+        ({"config": tekken_file()["config"] | {"default_vocab_size": 5_000_000}}, "config.default_vocab_size is not a number"),
+        ({"config": tekken_file()["config"] | {"pattern": 1}}, "config.pattern is not a text"),
+        ({"config": tekken_file()["config"] | {"pattern": "("}}, "tekken.json cannot be read"),
+        ({"config": tekken_file()["config"] | {"default_vocab_size": 9999}}, "vocab does not list 9995 tokens"),
         ({"vocab": None}, "vocab does not list"),
         ({"vocab": [1] * 300}, "no token of rank 0 at its place"),
-        ({"vocab": [small()["vocab"][1]] * 300}, "no token of rank 0 at its place"),
+        ({"vocab": [tekken_file()["vocab"][1]] * 300}, "no token of rank 0 at its place"),
         ({"vocab": [{"rank": 0, "token_bytes": "&"}] * 300}, "rank 0 is not base64"),
         ({"vocab": [{"rank": rank, "token_bytes": "AA=="} for rank in range(300)]}, "a token twice"),
         ({"special_tokens": [{"rank": "0", "token_str": "<s>"}]}, "not a rank and a text"),
@@ -64,7 +50,7 @@ def test_other_files_may_name_the_special_tokens() -> None:
 )
 def test_what_cannot_be_used_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelFileError, match=says):
-        from_tekken(small(**changes), {})
+        from_tekken(tekken_file(**changes), {})
 
 
 def test_a_real_one_gives_the_ids_of_mistral_common() -> None:
