@@ -16,7 +16,7 @@ from gateway.job import Job
 from gateway.leak import LeakedTexts, Leaks, leaked_ids
 from gateway.model import Rendered
 from gateway.prompt.tokenizer import Tokenizer
-from gateway.request import Delta, Finish, ParseFailure, Prompt, Tokens
+from gateway.request import CallAnswer, Delta, Finish, ParseFailure, Prompt, Tokens
 
 _UNSEEN = frozenset({ParseFailure, Finish, Tokens})  # what a reader of the answer does not see
 
@@ -49,14 +49,16 @@ class RenderedCourse:
     """
 
     def __init__(self, job: Job, rendered: Rendered, prompt: Prompt, choice: int, *, by_ids: bool) -> None:
-        """`by_ids`: the engine streams every id, so that the ids are what is read, and markers are ids."""
+        """`by_ids`: the engine streams every id, so that the ids are what is read, and markers are ids, but in calls that a
+        grammar makes: it knows texts only, so that the model may have spelled a marker."""
         request, tokenizer = job.request, rendered.prompter.tokenizer
+        marked_by_ids = by_ids and not isinstance(prompt.constraint, CallAnswer)
         parser = rendered.format_for(bool(request.offered)).parser(
             ParseOptions(
                 tools=request.offered,
                 prompt_tail=prompt.tail,
                 new_call_id=job.services.new_call_id,
-                marker_ids=tokenizer.special_ids if by_ids else {},
+                marker_ids=tokenizer.special_ids if marked_by_ids else {},
                 calls=request.tool_choice.mode != "none",
                 hold_arguments=rendered.hold_arguments or not job.sink.streamed,  # so that a call cut by the limit is its text
             )
