@@ -123,9 +123,11 @@ class MarkedText:
 
     def __init__(self, tokenizer: Tokenizer, controls: Iterable[str]) -> None:
         self._backend = backend = tokenizer.backend
-        self._ids = frozenset(tokenizer.special_ids[text] for text in controls)
+        self._texts = {tokenizer.special_ids[text]: text for text in controls}
+        unknown = getattr(backend.model, "unk_token", None)  # what characters become that no other token holds
+        self._never = frozenset(token_id for token_id, text in self._texts.items() if text != unknown)
         added = sorted(backend.get_added_tokens_decoder().items())
-        others = [(token_id, token) for token_id, token in added if token_id not in self._ids]
+        others = [(token_id, token) for token_id, token in added if token_id not in self._texts]
         self._plain = plain = Backend(backend.model)  # shares the model: neither time nor memory
         plain.normalizer, plain.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
         plain.add_tokens([*(token for _, token in others), AddedToken(_HELD, normalized=False)])
@@ -137,7 +139,11 @@ class MarkedText:
         """The ids of the text without the marks. Control tokens that stand between marks are tokens. Raises BadRequest for text
         that cannot be kept apart from them."""
         (whole,) = self._backend.encode_batch([text], add_special_tokens=False)
-        written = [(token_id, place) for token_id, place in zip(whole.ids, whole.offsets, strict=True) if token_id in self._ids]
+        written = [
+            (token_id, (begin, end))
+            for token_id, (begin, end) in zip(whole.ids, whole.offsets, strict=True)
+            if token_id in self._never or (token_id in self._texts and self._texts[token_id] in text[begin:end])
+        ]
         pieces, at = [], 0
         for _, (begin, end) in written:
             pieces.append(text[at:begin])
@@ -145,7 +151,7 @@ class MarkedText:
         held = _HELD.join([*pieces, text[at:]]).replace(mark, "")
         (plain,) = self._plain.encode_batch_fast([held], add_special_tokens=False)
         ids = [self._original.get(token_id, token_id) if token_id != self._held_id else -1 for token_id in plain.ids]
-        if ids.count(-1) != len(written) or not self._ids.isdisjoint(ids):
+        if ids.count(-1) != len(written) or not self._never.isdisjoint(ids):
             raise BadRequest(
                 "The text spells a control token of the model, which its vocabulary cannot hold as text here.", param="messages"
             )

@@ -115,7 +115,7 @@ class Prompter:
 
     @property
     def bos_id(self) -> int | None:
-        """The token that the model's own rules put before a text; None where they put none. Chat templates write it themselves."""
+        """The token that by the model's own rules begins a text; None where none does. Chat templates write it themselves."""
         return self._files.tokenizer.id_of(self._files.bos) if self._files.bos is not None else None
 
     @property

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.llamacpp import smollm2_file
+from support.sentencepiece import SMALL as PIECES_OF_SENTENCEPIECE
+from support.sentencepiece import model_file
 from support.vocabulary import CONTROL, DEFINED, fixed_clock, model_files
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -19,7 +21,10 @@ from gateway.errors import BadRequest
 from gateway.prompt import tokenizer as ours
 from gateway.prompt.neutral import MarkedText, Spellings, strings, unused_character, with_plain_marks
 from gateway.prompt.renderer import Draft, Renderer
+from gateway.prompt.sentencepiece import Prefix
+from gateway.prompt.sentencepiece_file import read_pieces
 from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.tokenizer import from_pieces
 from gateway.wire import jsonio
 
 REAL = Path(__file__).parents[3] / "shared" / "templates"
@@ -335,6 +340,41 @@ def test_only_the_first_word_is_given_a_blank() -> None:
     backend.add_tokens([AddedToken("<s>", special=True, normalized=False)])
     ids = MarkedText(ours.Tokenizer(backend), ["<s>"]).encode(f"a<s>b<{MARK}s>", MARK)
     assert [backend.id_to_token(one) for one in ids] == ["▁", "a", "<s>", "b", *"<s>"]
+
+
+def test_characters_that_no_token_holds_stay_unknown() -> None:
+    """The token for them is a control token too, and the mark is such a character."""
+    alphabet = {character: at for at, character in enumerate("ab<unk>s")}
+    backend = Backend(models.BPE({**alphabet, "<unk>": 99}, [], unk_token="<unk>", fuse_unk=True))
+    backend.add_tokens([AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>")])
+    tokenizer = ours.Tokenizer(backend)
+    text = f"aé<{MARK}s>éb<unk><{MARK}unk>é<s>"
+    ids = MarkedText(tokenizer, ["<unk>", "<s>"]).encode(text, MARK)
+    expected = ["a", "<unk>", *"<s>", "<unk>", "b", "<unk>", *"<unk>", "<unk>", "<s>"]
+    assert [backend.id_to_token(one) for one in ids] == expected
+
+
+def of_sentencepiece(prefix: Prefix) -> ours.Tokenizer:
+    return from_pieces(read_pieces(model_file(PIECES_OF_SENTENCEPIECE), {}, prefix))
+
+
+def without(tokenizer: ours.Tokenizer, controls: Sequence[str], text: str) -> tuple[int, ...]:
+    """The ids by a copy of the vocabulary that does not know the control tokens."""
+    fields: dict[str, Any] = jsonio.decode(tokenizer.backend.to_str().encode())
+    fields["added_tokens"] = [token for token in fields["added_tokens"] if token["content"] not in controls]
+    return tuple(Backend.from_str(jsonio.dumps(fields)).encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("prefix", ["always", "first", "never"])
+@pytest.mark.parametrize("name", ["<s>", "</s>"])
+def test_sentencepiece_vocabularies(prefix: Prefix, name: str) -> None:
+    tokenizer, controls = of_sentencepiece(prefix), ("<s>", "</s>")
+    marked, text = MarkedText(tokenizer, controls), f"a {name}b"
+    hidden = SPELLINGS.marked(text, MARK)
+    assert marked.encode(hidden, MARK) == without(tokenizer, controls, text)
+    inner = without(of_sentencepiece("never") if prefix == "first" else tokenizer, controls, text)
+    special = tokenizer.special_ids
+    assert marked.encode(f"<s>{hidden}</s>", MARK) == (special["<s>"], *inner, special["</s>"])
 
 
 def test_a_vocabulary_that_finds_the_token_in_text_all_the_same_is_refused() -> None:
