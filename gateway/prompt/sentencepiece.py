@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain, groupby, pairwise
+from types import MappingProxyType
 from typing import Literal
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -20,7 +21,7 @@ from gateway.errors import ModelFileError, shown
 SPACE = "▁"
 MAX_PIECE_CHARS = 1024
 _MAX_RUN = 64
-BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+BYTES: Mapping[str, bytes] = MappingProxyType({f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)})
 Prefix = Literal["always", "first", "never"]
 
 
@@ -84,9 +85,7 @@ def strips_space(decoder: object) -> bool | None:
 
 def bytes_of(piece: str) -> bytes:
     """What a piece stands for in a text."""
-    if len(piece) == len(BYTES[0]) and piece in BYTES:
-        return bytes([BYTES.index(piece)])
-    return piece.replace(SPACE, " ").encode()
+    return BYTES.get(piece) or piece.replace(SPACE, " ").encode()
 
 
 def _decoder(*, strips: bool) -> decoders.Decoder:

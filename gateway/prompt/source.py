@@ -13,7 +13,7 @@ from gateway.prompt.gguf_source import from_metadata
 from gateway.prompt.huggingface import read_directory
 from gateway.prompt.model_files import DEFAULT, TOOL_USE, ModelFiles
 
-__all__ = ["DEFAULT", "TOOL_USE", "ModelFiles", "from_metadata", "read_model"]
+__all__ = ("DEFAULT", "TOOL_USE", "ModelFiles", "from_metadata", "read_model")
 
 
 def read_model(path: Path) -> ModelFiles:

@@ -70,7 +70,7 @@ class Tokenizer:
         self._bytes = self._all_bytes(vocabulary) if self._byte_level or self._strips is not None else []
         held = set().union(*(piece for piece in self._bytes if len(piece) == 1)) if self._byte_level else range(256)
         self._held = bytes(sorted(held))
-        every_byte = self._byte_level or vocabulary.keys() >= set(BYTES)
+        every_byte = self._byte_level or vocabulary.keys() >= BYTES.keys()
         self._characters = None if every_byte else frozenset(chain(SPACE, *vocabulary))
         self._uncounted = bytes(range(256)).translate(None, self._counted(vocabulary))
         pieces = self._bytes or [spelling.encode() for spelling in vocabulary]
@@ -142,9 +142,11 @@ class Tokenizer:
 
     def data_of(self, token_id: int) -> bytes:
         """A token's bytes, of which a character may need several tokens'; empty for an id that the vocabulary lacks."""
+        if not 0 <= token_id < self._size:
+            return b""
         if self._bytes:
-            return self._bytes[token_id] if 0 <= token_id < self._size else b""
-        return self.text_of(token_id).encode()
+            return self._bytes[token_id]
+        return BYTES.get(self._backend.id_to_token(token_id) or "") or self.text_of(token_id).encode()
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one answer."""

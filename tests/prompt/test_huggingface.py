@@ -152,8 +152,8 @@ def test_a_named_template_that_no_one_uses(tmp_path: Path) -> None:
     files = read(tmp_path, tokenizer_config=SETTINGS | {"chat_template": named}, chat_template="F")
     assert files.templates == {"default": "F"}
     assert files.conflicts == (
-        "tokenizer_config.json has a chat template 'tool_use' that is not used: chat_template.jinja is followed, which has none of "
-        "this name.",
+        "tokenizer_config.json has a chat template 'tool_use' that is not used: chat_template.jinja is followed, which has none "
+        "of this name.",
     )
 
 

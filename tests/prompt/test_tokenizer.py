@@ -282,3 +282,13 @@ def test_an_id_beyond_any_real_vocabulary_is_refused() -> None:
 def test_a_damaged_tokenizer_json_is_refused(data: bytes) -> None:
     with pytest.raises(ModelFileError, match="json cannot be read"):
         ours.from_json(data)
+
+
+def test_a_byte_is_a_byte_whatever_else_the_decoder_does() -> None:
+    backend = sentencepiece()
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")])
+    read = ours.from_json(backend.to_str().encode())
+    assert read.data_of(3 + 0xC3) == b"\xc3"
+    assert read.data_of(262) == b" a"
+    assert read.data_of(-1) == read.data_of(10_000) == b""
+    assert spoken(read, read.encode("b🦙")) == " b🦙"
