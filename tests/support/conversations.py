@@ -88,7 +88,7 @@ def _plain() -> dict[str, GenerateRequest]:
             Message("system", "\n Be brief. \t\n"), Message("user", "  hi \n\n"), Message("assistant", "\n\nyes \n"), more
         ),
         "markup": _asked(Message("system", markup), Message("user", markup), Message("assistant", markup), more),
-        "long": _asked(system, Message("user", "The same words again, and 1234 more of them.\n" * 400)),
+        "long": _asked(system, Message("user", "The same words again, and 1234 more of them.\n" * 100)),
     }
 
 
