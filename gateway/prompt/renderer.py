@@ -135,8 +135,8 @@ class Renderer:
         """The tokens that the vocabulary calls so, and those that part turns in the template: some vocabularies have these among
         the tokens that text may hold. One of a single character has no inside to mark."""
 
-        def render(messages: Sequence[Mapping[str, Any]], tools: object) -> str:
-            return self._text(DEFAULT, {"messages": messages, "tools": tools, "add_generation_prompt": True})
+        def render(messages: Sequence[Mapping[str, Any]], _tools: object) -> str:
+            return self._text(DEFAULT, {"messages": messages, "add_generation_prompt": True})
 
         added = self._tokenizer.added
         controls = {token.text for token in added if token.special} | turn_tokens(render, [token.text for token in added])

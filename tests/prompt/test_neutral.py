@@ -1,6 +1,7 @@
 """Control tokens in clients' text: never the token, always the very characters, tokenised as if no such token were known."""
 
 import random
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files as package_files
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.llamacpp import smollm2_file
+from support.llamacpp import EngineUnderTest, smollm2_file
 from support.sentencepiece import SMALL as PIECES_OF_SENTENCEPIECE
 from support.sentencepiece import model_file
 from support.vocabulary import CONTROL, DEFINED, fixed_clock, model_files
@@ -143,6 +144,7 @@ class Case:
         assert found.text == raw.text
         assert found.ids == self.expected(said)
         assert shown(self.files.tokenizer, found.ids) == found.text
+        assert self.files.tokenizer.least_tokens([found.text]) <= len(found.ids)
         written = [self.files.tokenizer.special_ids[text] for text in self.controls]
         harmless = self.renderer.render(draft([(role, "x" * len(content)) for role, content in said]))
         for token_id in written:
@@ -416,3 +418,24 @@ def test_a_real_template_of_a_real_vocabulary(name: str) -> None:
         assert found.ids.count(token_id) == harmless.ids.count(token_id)
     assert shown(files.tokenizer, found.ids) == found.text
     assert found.text == Renderer(files, clock=fixed_clock, control_tokens="special").render(draft(said)).text
+
+
+@pytest.mark.engine
+def test_the_engine_reads_the_same_text_so(local_engine: EngineUnderTest) -> None:
+    """llama.cpp's own way to read text in which special tokens do not count."""
+    tried = case("smollm2")
+    source = random.Random(3)
+    words = [*tried.controls, *(text[:5] for text in tried.controls), "Hello ", "wörld", " 123", "\n\n", "🦙", "<", "|>"]
+    for _ in range(200):
+        text = "".join(source.choices(words, k=source.randrange(1, 10)))
+        ids = list(tried.renderer.render(draft([("user", text)])).ids)
+        at = ids.index(tried.files.tokenizer.special_ids["<|im_end|>"])
+        assert ids[1:at] == engine_ids(local_engine.url, f"user\n{text}")
+
+
+def engine_ids(url: str, text: str) -> list[int]:
+    body = jsonio.encode({"content": text, "add_special": False, "parse_special": False})
+    asked = urllib.request.Request(f"{url}/tokenize", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        ids: list[int] = jsonio.decode(answer.read())["tokens"]
+    return ids
