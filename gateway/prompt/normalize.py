@@ -18,6 +18,7 @@ from gateway.request import Message, ToolCall, ToolSpec
 from gateway.wire import jsonio
 
 RAW_ARGUMENTS = "raw_arguments"
+EFFORT = "reasoning_effort"
 _TEXT_PARTS = frozenset({"text", "refusal"})
 _NINE = re.compile("[0-9A-Za-z]{9}")
 _ALPHANUMERICS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -81,7 +82,8 @@ def sure_texts(messages: Iterable[Message]) -> Iterator[str]:
 
 
 def fit_kwargs(given: Mapping[str, Any], read: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The client's variables that the template reads, and notes on the others. A thinking switch goes by the template's name."""
+    """The client's variables that the template reads, and notes on the others. A thinking switch goes by the template's name;
+    `reasoning_effort: none` is said by one that is off."""
     fitted: dict[str, Any] = {}
     notes: list[str] = []
     for name, value in given.items():
@@ -91,7 +93,7 @@ def fit_kwargs(given: Mapping[str, Any], read: frozenset[str]) -> tuple[dict[str
         elif others:
             fitted[others[0]] = value
             notes.append(f"chat_template_kwargs.{name} is given as {others[0]}")
-        else:
+        elif name != EFFORT or value != "none" or thinking_switch(given) is not False:
             notes.append(f"chat_template_kwargs.{name} is not read by the template")
     return fitted, tuple(notes)
 

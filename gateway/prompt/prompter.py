@@ -138,7 +138,7 @@ class Prompter:
         if context_tokens is not None:
             refuse_over(context_tokens, self.least_tokens(request))
         offered = _offered(request)
-        template = TOOL_USE if offered and TOOL_USE in self._can else DEFAULT
+        template = self._template(request, offered)
         can = self._can[template]
         constraint = self._constraint(request, offered, can)
         said = turns(request.messages)
@@ -184,6 +184,11 @@ class Prompter:
         for place, value in (*said, *((f"tools[{index}]", asdict(tool)) for index, tool in enumerate(request.offered))):
             if self.renderer.spells_controls(value):
                 yield f"control tokens in {place} were given as text"
+
+    def _template(self, request: GenerateRequest, offered: tuple[ToolSpec, ...]) -> str:
+        """The one for tools, where the model has one: for tools, and for calls of the history that the other does not show."""
+        called = any(message.tool_calls for message in request.messages) and self._can[DEFAULT].tool_calls != "yes"
+        return TOOL_USE if TOOL_USE in self._can and (offered or called) else DEFAULT
 
     def _stated(
         self, conversation: list[Turn], offered: tuple[ToolSpec, ...], can: Capabilities

@@ -264,6 +264,25 @@ def test_what_cannot_be_mapped_is_refused_with_the_index(messages: tuple[Message
             ("chat_template_kwargs.enable_thinking is not read by the template",),
         ),
         ({"enable_thinking": False}, set(), {}, ("chat_template_kwargs.enable_thinking is not read by the template",)),
+        ({"reasoning_effort": "none", "enable_thinking": False}, {"enable_thinking"}, {"enable_thinking": False}, ()),
+        (
+            {"reasoning_effort": "none", "enable_thinking": False},
+            {"thinking"},
+            {"thinking": False},
+            ("chat_template_kwargs.enable_thinking is given as thinking",),
+        ),
+        (
+            {"reasoning_effort": "none", "enable_thinking": False},
+            set(),
+            {},
+            ("chat_template_kwargs.enable_thinking is not read by the template",),
+        ),
+        (
+            {"reasoning_effort": "high"},
+            {"thinking"},
+            {},
+            ("chat_template_kwargs.reasoning_effort is not read by the template",),
+        ),
         ({"raise_exception": 1}, {"messages"}, {}, ("chat_template_kwargs.raise_exception is not read by the template",)),
     ],
 )

@@ -262,6 +262,8 @@ def test_a_template_for_tools_is_taken_when_there_are_tools() -> None:
     speaker = Prompter(files, tools="native", syntax=SYNTAX, clock=fixed_clock)
     assert speaker.prompt(request(tools=(TOOL,))).text.startswith("[tools]")
     assert speaker.prompt(request()).text.startswith("<|im_start|>user")
+    loop = (USER, Message("assistant", None, tool_calls=(ToolCall("c1", "f", "{}"),)), Message("tool", "r", tool_call_id="c1"))
+    assert '{"name": "f", "arguments": {}}' in speaker.prompt(request(*loop)).text
     assert speaker.capabilities.tools == "yes"
     stating = Prompter(files, tools="constrained", syntax=SYNTAX, clock=fixed_clock)
     assert stating.prompt(request(tools=(TOOL,))).text.startswith("<|im_start|>system")
