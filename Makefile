@@ -18,7 +18,7 @@ test: .venv/.dev  ## every test, with the coverage that must hold
 	@echo "Coverage of everything (at least 90%):" && $(BIN)/coverage report --fail-under=90
 	@echo "Coverage of the pure packages (at least 98%):" && $(BIN)/coverage report --include='$(PURE)' --fail-under=98
 
-test-vllm: .venv/.dev  ## the gateway before the real vLLM on this machine's CPU (docs/vllm.md): 4 GB, some minutes
+test-vllm: .venv/.dev  ## the gateway before the real vLLM on this machine's CPU (docs/vllm.md): 4.5 GB, about ten minutes
 	scripts/vllm
 	$(BIN)/python -m pytest -m vllm tests/vllm
 
@@ -28,10 +28,11 @@ lint: .venv/.dev docs-check  ## style, types and architecture
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
-bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy, and that of parsing at 1k, 8k and 64k tokens
+bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy, that of parsing at 1k, 8k and 64k tokens, and its loop's lag under long prompts
 	PYTHONPATH=tests $(BIN)/python -m perf.bench $(BENCH)
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_formats
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_prompt
+	PYTHONPATH=tests $(BIN)/python -m perf.bench_loop
 
 services:  ## the Debian programs that tests need
 	scripts/services
