@@ -309,7 +309,7 @@ class LimitSettings(_Settings):
 
     render_workers: int = Field(1, ge=0)
     """Processes that render long prompts: of more than 50 messages, or from a body of more than 100 KB. 0: the gateway does it
-    itself, in threads; then nothing can stop a chat template that does not end."""
+    itself, in threads, where a chat template has 2 s and one of its steps that does not end cannot be stopped."""
 
     render_s: Seconds = 10.0
     """How long such a process may take for one prompt. Then it is stopped, and the request is answered with 400."""

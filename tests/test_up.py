@@ -221,10 +221,9 @@ async def test_it_can_be_stopped_while_the_engine_starts_and_while_it_greets(fak
 
 
 async def test_an_engine_that_dies_is_told_and_started_again(fake: pytest.MonkeyPatch) -> None:
-    before = set(children(os.getpid()))
     async with started(fake, "hello") as running:
         await running.shown("Ctrl-C ends it")
-        (engine,) = set(children(os.getpid())) - before
+        (engine,) = children(os.getpid(), "support.fake_llama")
         os.kill(engine, signal.SIGKILL)
         await running.shown("The engine died and is started again (")
         async with asyncio.timeout(20):

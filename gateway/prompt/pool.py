@@ -115,6 +115,7 @@ class _Worker:
         self._decoder: jsonio.Decoder[Answer] = jsonio.Decoder(Answer)  # type: ignore[arg-type]
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue(MAX_WAITING)
         self._work: _Work | None = None  # taken up, and not answered yet
+        self._ended = False
 
     async def answer(self, ask: Ask) -> Answer:
         """Raises a GatewayError where there is none."""
@@ -122,6 +123,8 @@ class _Worker:
             work = _Work(framed(jsonio.encode(ask)))
         except RecursionError:
             raise BadRequest("The messages are nested too deeply.", param="messages") from None
+        if self._ended:
+            raise _ending()
         try:
             self._waiting.put_nowait(work)
         except asyncio.QueueFull:
@@ -177,11 +180,16 @@ class _Worker:
             self._work = None
 
     def _end(self) -> None:
+        self._ended = True
         left = [] if self._work is None else [self._work]
         while not self._waiting.empty():
             left.append(self._waiting.get_nowait())
         for work in left:
-            work.fail(Draining("The gateway is shutting down."))
+            work.fail(_ending())
+
+
+def _ending() -> Draining:
+    return Draining("The gateway is shutting down.")
 
 
 class _Process:

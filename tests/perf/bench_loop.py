@@ -133,11 +133,14 @@ async def gateway(model: Path, engine_port: int, workers: int) -> AsyncIterator[
         ready.set()
 
     serving = asyncio.create_task(serve(with_models(settings), os.environ, sockets, stop, on_ready=on_ready))
+    waiting = asyncio.create_task(ready.wait())
     try:
-        async with asyncio.timeout(30):
-            await ready.wait()
+        await asyncio.wait([serving, waiting], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.is_set():
+            raise BenchError("the gateway did not become ready")
         yield port_of(sockets[0])
     finally:
+        waiting.cancel()
         stop.set()
         await serving
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.hostile import hostile_model
+from support.up_process import children
 from support.vocabulary import fixed_clock
 
 from gateway.errors import BadRequest, ContextTooLong, Draining, GatewayError, InternalError, Rejected
@@ -35,9 +36,9 @@ def pool_of(*models: Path, workers: int = 1, render_s: float = 30.0, environ: di
     return RenderPool(spoken, workers=workers, render_s=render_s, environ=environ or {})
 
 
-def children(parent: int) -> list[int]:
-    """The render workers that this process has now, zombies too."""
-    return [int(pid) for each in Path(f"/proc/{parent}/task").iterdir() for pid in (each / "children").read_text().split()]
+def workers(parent: int) -> list[int]:
+    """The render workers that this process has now."""
+    return children(parent, "gateway.prompt.worker")
 
 
 async def until(done: Callable[[], Any]) -> Any:
@@ -49,7 +50,7 @@ async def until(done: Callable[[], Any]) -> Any:
 
 async def next_worker(but: int = 0) -> int:
     """The one worker's id, once it is another than `but`."""
-    pids: list[int] = await until(lambda: [pid for pid in children(os.getpid()) if pid != but])
+    pids: list[int] = await until(lambda: [pid for pid in workers(os.getpid()) if pid != but])
     return pids[0]
 
 
@@ -67,6 +68,7 @@ def gone(pid: int) -> bool:
 
 
 async def test_renderings_are_those_of_the_renderer_itself(model: Path, tmp_path: Path) -> None:
+    before = children(os.getpid())
     other = hostile_model(tmp_path, context_tokens=77)
     own = Renderer(read_model(model), clock=fixed_clock)
     drafts = [
@@ -81,7 +83,7 @@ async def test_renderings_are_those_of_the_renderer_itself(model: Path, tmp_path
         found = await asyncio.gather(*(pool.render(f"m{number % 3}", draft(f"the {number}")) for number in range(30)))
     assert [rendering.text for rendering in found] == [own.render(draft(f"the {number}")).text for number in range(30)]
     assert own.render(drafts[2]).marked
-    assert children(os.getpid()) == []
+    assert children(os.getpid()) == before
 
 
 async def test_refusals_come_with_their_fields(model: Path) -> None:
@@ -164,6 +166,8 @@ async def test_too_many_are_refused_and_what_waits_is_told_of_the_end(model: Pat
         assert (caught.value.status, caught.value.reason) == (429, "queue_full")
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert {type(each) for each in found} == {Draining}
+    with pytest.raises(Draining):
+        await pool.render("m0", draft("a"))
 
 
 async def test_a_conversation_stays_with_its_worker(model: Path) -> None:
@@ -202,11 +206,11 @@ async def test_workers_end_when_their_gateway_is_killed(model: Path) -> None:
     gateway = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     assert gateway.stdout is not None
     assert await gateway.stdout.readline() == b"ready\n"
-    workers = children(gateway.pid)
-    assert len(workers) == 2
+    below = workers(gateway.pid)
+    assert len(below) == 2
     gateway.kill()
     await gateway.wait()
-    await until(lambda: all(map(gone, workers)))
+    await until(lambda: all(map(gone, below)))
 
 
 async def test_a_model_that_cannot_be_read_fails_its_renders_until_it_can(model: Path, tmp_path: Path) -> None:
@@ -268,7 +272,8 @@ async def test_messages_beyond_the_depth_of_json_are_refused(model: Path) -> Non
 
 
 async def test_a_pool_may_end_before_it_has_begun(model: Path) -> None:
+    before = children(os.getpid())
     for wait_s in (0.0, 0.0, 0.01, 0.05, 0.1):
         async with pool_of(model, workers=2):
             await asyncio.sleep(wait_s)
-    assert children(os.getpid()) == []
+    assert children(os.getpid()) == before

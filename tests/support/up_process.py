@@ -27,7 +27,7 @@ class UpProcess:
 
     def engine(self) -> int | None:
         """The process id of the engine below it."""
-        found = children(self.child.pid)
+        found = children(self.child.pid, "engines.launch")
         return found[0] if found else None
 
     async def shown(self, text: str, limit_s: float = UP_LIMIT_S) -> None:
@@ -68,13 +68,21 @@ def up_process(folder: Path, *arguments: str) -> Iterator[UpProcess]:
         child.wait()
 
 
-def children(pid: int) -> list[int]:
-    """The children of a process. Linux tells them by the thread that started each."""
+def children(pid: int, module: str = "") -> list[int]:
+    """The children of a process, or those whose command names a module. Linux tells them by the thread that started each."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             found += map(int, (task / "children").read_text().split())
-    return found
+    return [child for child in found if module in command_of(child)]
+
+
+def command_of(pid: int) -> str:
+    """Its command line; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def alive(pid: int) -> bool:
