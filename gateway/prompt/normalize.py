@@ -7,9 +7,9 @@ message's index; broken arguments in the history never fail a request.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, groupby
 from typing import Any, Literal
 
 from gateway.errors import BadRequest, shown
@@ -173,18 +173,17 @@ def _answered(index: int, message: Message, calls: Mapping[str, ToolCall]) -> To
 def _results_in_order(conversation: Sequence[Turn], notes: list[str]) -> list[Turn]:
     """Results in the order of their calls: many templates show no ids, so that only the order tells which is whose."""
     ordered: list[Turn] = []
-    order: dict[str, int] = {}
-    begin = 0
-    for turn in conversation:
-        if turn.answers is None:
-            order = {call.id: number for number, call in enumerate(turn.calls)}
-            begin = len(ordered) + 1
-        ordered.append(turn)
-        if turn.answers is not None and len(order) > 1:
-            run = sorted(ordered[begin:], key=lambda result: order.get(result.answers.id, -1) if result.answers else -1)
-            if run != ordered[begin:]:
-                notes.append(f"messages[{turn.index}]: result put in the order of its call")
-            ordered[begin:] = run
+    order: Mapping[str, int] = {}
+    for answering, group in groupby(conversation, key=lambda turn: turn.answers is not None):
+        run = list(group)
+        if answering:
+            placed = sorted(run, key=lambda turn: order.get(turn.answers.id, -1) if turn.answers else -1)
+            if placed != run:
+                notes.append(f"messages[{run[0].index}]: results put in the order of their calls")
+            ordered += placed
+        else:
+            order = {call.id: number for number, call in enumerate(run[-1].calls)}
+            ordered += run
     return ordered
 
 
@@ -299,26 +298,22 @@ def _thought_notes(conversation: Sequence[Turn], can: Capabilities, thinking: bo
 def _template_ids(conversation: Sequence[Turn], can: Capabilities, notes: list[str]) -> dict[str, str]:
     """Each call's id as the template takes it: the client's own where that may be. Later calls change no earlier id."""
     ids: dict[str, str] = {}
+    taken: set[str] = set()
     for call in (call for turn in conversation for call in turn.calls if call.id not in ids):
-        fits = can.call_ids == "any" or (_NINE.fullmatch(call.id) and call.id not in ids.values())
-        ids[call.id] = call.id if fits else _nine(call.id, frozenset(ids.values()))
+        fits = can.call_ids == "any" or (_NINE.fullmatch(call.id) and call.id not in taken)
+        ids[call.id] = call.id if fits else _nine(call.id, taken)
+        taken.add(ids[call.id])
     mapped = sum(given != own for given, own in ids.items())
     if mapped:
         notes.append(f"{mapped} call ids mapped to nine characters, as the template wants them")
     return ids
 
 
-def _nine(call_id: str, taken: frozenset[str]) -> str:
+def _nine(call_id: str, taken: Collection[str]) -> str:
     """Nine letters and digits that stand for this id, none of those taken."""
-    for attempt in count():
-        number = int.from_bytes(hashlib.sha256(f"{attempt} {call_id}".encode()).digest()[:8], "big")
-        text = ""
-        for _ in range(9):
-            number, digit = divmod(number, len(_ALPHANUMERICS))
-            text += _ALPHANUMERICS[digit]
-        if text not in taken:
-            return text
-    raise AssertionError("count ends never")
+    hashes = (hashlib.sha256(f"{attempt} {call_id}".encode()).digest() for attempt in count())
+    tried = ("".join(_ALPHANUMERICS[byte % len(_ALPHANUMERICS)] for byte in digest[:9]) for digest in hashes)
+    return next(text for text in tried if text not in taken)
 
 
 def _dict(turn: Turn, can: Capabilities, ids: Mapping[str, str], notes: list[str]) -> dict[str, Any]:

@@ -411,10 +411,7 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
     calls = Message("assistant", None, tool_calls=(ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}"), ToolCall("c", "f", "{}")))
     results = [Message("tool", name, tool_call_id=name) for name in "cab"]
     assert [message["content"] for message in fitted(USER, calls, *results, USER)] == ["u", "", "a", "b", "c", "u"]
-    assert notes(USER, calls, *results) == (
-        "messages[3]: result put in the order of its call",
-        "messages[4]: result put in the order of its call",
-    )
+    assert notes(USER, calls, *results) == ("messages[2]: results put in the order of their calls",)
     assert notes(USER, calls, *sorted(results, key=lambda result: str(result.content))) == ()
 
 
