@@ -24,7 +24,7 @@ from gateway.wire import jsonio
 
 HEAD_BYTES = 4
 _MAX_DATA_BYTES = 4 << 30  # a vocabulary of 262,144 tokens takes 0.4 GiB while it is read
-_NICE = 10
+_NICE = 5
 _WARMING = Draft(DEFAULT, {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": True})
 
 
