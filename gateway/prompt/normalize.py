@@ -198,6 +198,15 @@ def _shown(turn: Turn, can: Capabilities) -> None:
         raise _not_shown("does not show tool results to it", can.refusals.get("tool_results"), place)
 
 
+def _follows(turn: Turn, fitted: Sequence[Turn], can: Capabilities) -> None:
+    place = f"messages[{turn.index}]"
+    begun = any(earlier.role not in {"system", "developer"} for earlier in fitted)
+    if turn.role == "assistant" and not begun and can.first_answer != "yes":
+        raise _not_shown("takes no answer before the first user message", can.refusals.get("first_answer"), place)
+    if turn.role == "user" and fitted and fitted[-1].calls and can.open_calls != "yes":
+        raise _not_shown("takes no user message before the results of calls", can.refusals.get("open_calls"), place)
+
+
 def _not_shown(what: str, reason: str | None, place: str) -> BadRequest:
     """`reason`: the template's own words, where it has some."""
     return BadRequest(f"The model's chat template {what}{f': {reason}' if reason else '.'}", param=place)
@@ -215,7 +224,9 @@ def _place(turn: Turn, fitted: list[Turn], can: Capabilities, notes: list[str]) 
     said = bool(turn.text or turn.calls or (turn.reasoning and can.reasoning == THOUGHT_PARTS))
     if turn.role == "assistant" and not said and can.empty_answer != "yes":
         notes.append(f"messages[{turn.index}]: answer without text left out")
-    elif _stands_alone(turn, fitted, can):
+        return
+    _follows(turn, fitted, can)
+    if _stands_alone(turn, fitted, can):
         fitted.append(turn)
     else:
         notes.append(f"messages[{turn.index}]: joined to the {fitted[-1].role} message before it")

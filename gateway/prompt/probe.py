@@ -56,7 +56,8 @@ class Capabilities:
     counts as `no` too where the template would write down any role, known to the model or not. What the template shows in one
     place and not in another (after an answer, in a tool loop) counts as not shown.
 
-    `later_system` and `later_developer` are such messages after the first; `empty_answer` is an answer without text.
+    `later_system` and `later_developer` are such messages after the first; `empty_answer` is an answer without text,
+    `first_answer` one before any user message; `open_calls` are calls that a user message follows, not their results.
     `system_beside` says beside which user message the template shows a system message, where it shows one.
     `arguments` is the form in which the template takes a call's arguments, `broken_arguments` what it takes for text that is no
     JSON object; `no_content` how a call without text is written: as "", without the key, or as null. `called_text` says where the
@@ -89,6 +90,8 @@ class Capabilities:
     opening: str
     consecutive_assistants: Support = "yes"
     empty_answer: Support = "yes"
+    first_answer: Support = "yes"
+    open_calls: Support = "yes"
     called_text: CalledText = "beside"
     hides_thoughts: frozenset[bool | None] = frozenset()
     cuts_answers: bool = False
@@ -114,9 +117,17 @@ def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
         "tools": rig.shows_all([[_USER], *looped], _NAME, "probedescriptionmark", tools=_TOOLS),
         "tool_calls": call.support,
         "tool_results": results,
+        "first_answer": rig.shows([_SAID, _MORE], "probeanswermark", "probemoremark"),
+        "open_calls": rig.shows([*loop[:2], _MORE], "probevaluemark", "probemoremark", tools=_TOOLS),
         "parallel_calls": rig.shows(parallel, "probevaluemark", "probesecondmark", tools=_TOOLS),
     }
-    tried = {"tool_calls": loop[:2], "tool_results": loop, "parallel_calls": parallel}
+    tried = {
+        "tool_calls": loop[:2],
+        "tool_results": loop,
+        "parallel_calls": parallel,
+        "first_answer": [_SAID, _MORE],
+        "open_calls": [*loop[:2], _MORE],
+    }
     return Capabilities(
         **supports,
         arguments=call.arguments,

@@ -228,6 +228,8 @@ ONE = Message("assistant", None, tool_calls=(CALL,))
         ((USER, SYSTEM), replace(ALL, later_system="no"), "messages[1].role"),
         ((SYSTEM, ANSWER), replace(ALL, system="raises"), "messages[0].role"),
         ((SYSTEM,), replace(ALL, system="no"), "messages[0].role"),
+        ((SYSTEM, ANSWER, USER), replace(ALL, first_answer="raises"), "messages[1]"),
+        ((USER, ONE, USER), replace(ALL, open_calls="raises"), "messages[2]"),
         ((SYSTEM, ANSWER), replace(ALL, system="no", system_beside="last"), "messages[0].role"),
         ((USER, ONE), NONE, "messages[1].tool_calls"),
         ((USER, TWO), replace(ALL, parallel_calls="no"), "messages[1].tool_calls[1]"),
@@ -419,6 +421,7 @@ def test_an_answer_without_text_is_left_out_where_the_template_refuses_it() -> N
     can = replace(ALL, empty_answer="raises", consecutive_users="raises")
     assert fitted(USER, Message("assistant", None), USER, can=can) == [{"role": "user", "content": "u\n\nu"}]
     assert notes(USER, Message("assistant", ""), can=can) == ("messages[1]: answer without text left out",)
+    assert len(fitted(Message("assistant", ""), USER, can=replace(can, first_answer="raises"))) == 1
     with pytest.raises(BadRequest, match="shows none of these"):
         fitted(Message("assistant", ""), can=can)
 

@@ -26,13 +26,15 @@ def probed(source: str) -> Capabilities:
         (
             "echo",
             Capabilities("yes", "yes", "no", "no", "yes", "no", "no", "no", "yes", "object", "wrapped", "empty",
-                         None, "<|im_start|>assistant\n", old_thoughts="no"),
+                         None, "<|im_start|>assistant\n", old_thoughts="no", open_calls="no"),
         ),
         (
             "strict",
             Capabilities("raises", "raises", "raises", "raises", "raises", "no", "no", "raises", "raises", "object",
                          "wrapped", "empty", None, "", consecutive_assistants="raises", old_thoughts="no",
+                         first_answer="raises", open_calls="no",
                          refusals={
+                             "first_answer": "Turns must go user, assistant, user, assistant.",
                              "parallel_calls": "Turns must go user, assistant, user, assistant.",
                              "tool_results": "Turns must go user, assistant, user, assistant.",
                          }),
@@ -149,7 +151,7 @@ def each_message(body: str, head: str = "{{ (tools or []) | tojson }}") -> str:
         (
             each_message("{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}{{ m.content }}"),
             "refusals",
-            {"tool_calls": "no calls", "tool_results": "no calls", "parallel_calls": "no calls"},
+            {"tool_calls": "no calls", "tool_results": "no calls", "parallel_calls": "no calls", "open_calls": "no calls"},
         ),
         (
             each_message("{{ m.content }}"
@@ -228,6 +230,9 @@ def test_every_real_template_compiles_and_is_probed(file: Path) -> None:
         ("mistralai-Ministral-3-14B-Reasoning-2512", "empty_answer", "raises"),
         ("moonshotai-Kimi-K2", "call_ids", "any"),
         ("moonshotai-Kimi-K2", "reasoning", None),
+        ("mistralai-Mistral-Nemo-Instruct-2407", "first_answer", "raises"),
+        ("mistralai-Mistral-Nemo-Instruct-2407", "open_calls", "raises"),
+        ("Qwen-Qwen3-0.6B", "open_calls", "yes"),
         ("openai-gpt-oss-120b", "called_text", "thought"),
         ("openai-gpt-oss-120b", "tool_keys", {"description"}),
         ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "called_text", "thought"),

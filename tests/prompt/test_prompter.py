@@ -154,7 +154,7 @@ def test_a_response_format_is_enforced() -> None:
 def test_what_a_template_refuses_is_told_in_its_words() -> None:
     error = refused(prompter("strict"), request(Message("assistant", "a"), USER))
     assert error.message.endswith("Turns must go user, assistant, user, assistant.")
-    assert error.param == "messages"
+    assert error.param == "messages[0]"
 
 
 def test_notes_name_what_was_mapped_or_lost() -> None:
