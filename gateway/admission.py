@@ -1,14 +1,15 @@
 """Whether a request may start now, must wait, or is sent away.
 
-A request passes at once while its model has a ready engine. Otherwise it waits, within `queue_wait_s`, in a queue of at most
-`queue_requests`; a client that leaves while it waits costs nothing, and no engine ever hears of it.
+A request passes at once while its model has a ready engine, however many run on it: an engine queues requests itself. Otherwise
+it waits, within `queue_wait_s`, with at most `queue_requests` of all models; a client that leaves while it waits costs nothing,
+and no engine ever hears of it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from gateway.errors import Rejected
+from gateway.errors import Rejected, shown
 from gateway.fleet.registry import Registry
 
 _RETRY_AFTER_S = 1.0
@@ -24,14 +25,16 @@ class Admission:
         self._waiting = 0
 
     @asynccontextmanager
-    async def admit(self, model: str) -> AsyncIterator[float]:
-        """Enters when the model has a ready engine, giving the seconds waited. Raises Rejected."""
-        yield 0.0 if self._registry.view(model).ready else await self._wait(model)
+    async def admit(self, model: str, on_wait: Callable[[float], None]) -> AsyncIterator[None]:
+        """Enters when the model has a ready engine. Raises Rejected. `on_wait` is told the seconds of a wait, however it ended."""
+        if not self._registry.view(model).ready:
+            await self._wait(model, on_wait)
+        yield
 
-    async def _wait(self, model: str) -> float:
+    async def _wait(self, model: str, on_wait: Callable[[float], None]) -> None:
         if self._waiting >= self._queue_requests:
             raise Rejected(
-                f"No engine is ready and {self._queue_requests} requests wait already.",
+                f"No engine of {shown(model)} is ready, and {self._queue_requests} requests wait already; `/ready` says why.",
                 reason="queue_full",
                 retry_after_s=_RETRY_AFTER_S,
             )
@@ -44,8 +47,10 @@ class Admission:
                     await self._registry.changed()
         except TimeoutError:
             raise Rejected(
-                f"No engine became ready in {self._queue_wait_s:g} s.", reason="no_engine", retry_after_s=_RETRY_AFTER_S
+                f"No engine of {shown(model)} became ready in {self._queue_wait_s:g} s; `/ready` says why.",
+                reason="no_engine",
+                retry_after_s=_RETRY_AFTER_S,
             ) from None
         finally:
             self._waiting -= 1
-        return loop.time() - began
+            on_wait(loop.time() - began)

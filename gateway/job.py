@@ -62,6 +62,10 @@ class Ledger:
     engine_usage: Usage | None = None
     _earlier: Counter[FailureKind] = field(default_factory=Counter)
 
+    def waited(self, queue_s: float) -> None:
+        """The request waited for an engine, or was sent away after the wait."""
+        self.queue_s = queue_s
+
     def begin(self, choice: int, tally: Tally) -> None:
         """An answer for this choice begins; the failures of one that was thrown away stay counted."""
         if choice in self.tallies:

@@ -15,8 +15,7 @@ _SCHEMA_TRIES = 3  # the first answer and two more, where `on_schema_miss: retry
 
 async def serve(job: Job, admission: Admission) -> None:
     """Answers the request to its end. Raises a GatewayError where it cannot; a cancellation closes the engine's connection."""
-    async with admission.admit(job.model.name) as waited_s:
-        job.ledger.queue_s = waited_s
+    async with admission.admit(job.model.name, job.ledger.waited):
         if _route(job).engine.traits.choices or job.request.n == 1:
             await _choice(job, 0)
         else:

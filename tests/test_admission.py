@@ -14,9 +14,11 @@ def gate(registry: Registry, *, queue_requests: int = 2, queue_wait_s: float = 5
     return Admission(registry, queue_requests=queue_requests, queue_wait_s=queue_wait_s)
 
 
-async def waited(admission: Admission) -> float:
-    async with admission.admit("m") as queue_s:
-        return queue_s
+async def waited(admission: Admission, told_s: list[float] | None = None) -> float:
+    """The seconds that are told of the wait, 0 where none was."""
+    waits_s: list[float] = [] if told_s is None else told_s
+    async with admission.admit("m", waits_s.append):
+        return sum(waits_s)
 
 
 async def test_passes_at_once_while_an_engine_is_ready() -> None:
@@ -44,7 +46,21 @@ async def test_an_engine_of_another_model_wakes_nobody_for_good() -> None:
     with pytest.raises(Rejected) as caught:
         await waiting
     assert (caught.value.status, caught.value.reason) == (503, "no_engine")
+    assert caught.value.message == "No engine of 'm' became ready in 0.1 s; `/ready` says why."
     assert caught.value.retry_after_s == 1.0
+
+
+async def test_the_wait_is_told_of_one_that_is_sent_away_or_leaves_too() -> None:
+    told_s: list[float] = []
+    with pytest.raises(Rejected):
+        await waited(gate(fleet("a"), queue_wait_s=0.03), told_s)
+    assert told_s[0] > 0.02
+    leaving = asyncio.create_task(waited(gate(fleet("a")), told_s))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert told_s[1] > 0
 
 
 async def test_a_full_queue_sends_away_and_a_leaver_makes_room() -> None:

@@ -110,6 +110,7 @@ class Metrics:
         self._calls = counter("tool_calls_total", "Whole tool calls in the models' answers.", _FORMAT)
         self._with_tools = counter("requests_with_tools_total", "Requests that ended and offered tools.", _FORMAT)
         self._parse = counter("parse_failures_total", "Faults in the models' output, by kind.", (*_FORMAT, "kind"))
+        self._queue = histogram("queue_seconds", "Time of one request waiting for a ready engine.", _TTFT_S)
         self._ttft = histogram("time_to_first_token_seconds", "From the body's last byte to the first delta sent.", _TTFT_S)
         self._itl = histogram("inter_token_latency_seconds", "Between the engine's chunks, for each token.", _ITL_S)
         self._duration = histogram("request_duration_seconds", "From the body's last byte to the end of the answer.", _DURATION_S)
@@ -129,7 +130,7 @@ class Metrics:
         places = [(model.model, engine, name) for model in served for engine in model.engines for name in model.formats]
         for counter in (self._prompt, self._completion, self._cached):
             counter.start(self._pairs)
-        for histogram in (self._ttft, self._itl, self._duration, self._stall):
+        for histogram in (self._queue, self._ttft, self._itl, self._duration, self._stall):
             histogram.start(self._pairs)
         self._calls.start(places)
         self._with_tools.start(places)
@@ -147,6 +148,7 @@ class Metrics:
         if event.outcome != "ok":
             self._failures.add((model, event.outcome, self._reason(event.reason or "unknown")))
         self._duration.add(pair, event.duration_s)
+        self._queue.add(pair, event.queue_s)
         if event.with_tools:
             self._with_tools.add(place)
         for kind, count in event.failures:

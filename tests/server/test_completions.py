@@ -153,7 +153,9 @@ async def test_no_connection_is_told_and_takes_the_engine_out() -> None:
                 await served.gateway.registry.changed()
         response = await served.chat()
         ready = await served.client.get("/ready")
+        metrics = await served.metrics()
     assert response.status_code == 503
+    assert metrics[sample("interlock_queue_seconds_sum", model="m", engine="none")] > 0.1
     assert response.headers["retry-after"] == "1"
     assert response.json()["error"]["code"] == "no_engine"
     assert ready.status_code == 503
