@@ -151,8 +151,9 @@ class Prober:
             ids = member.engine.token_ids(body) if status == 200 else None
         except EngineError as error:
             return _Fault("tokenizer_unknown", _unknown(call.path, error.message))
-        if ids is None:
-            return _Fault("tokenizer_unknown", _unknown(call.path, f"status {status}"))
+        if not ids:  # a kind's request to an engine of another is answered with an empty list
+            what = f"status {status}" if ids is None else "it gave no ids: see that `kind` is right"
+            return _Fault("tokenizer_unknown", _unknown(call.path, what))
         difference = parity.difference(ids)
         return None if difference is None else _Fault("tokenizer_mismatch", _MISMATCH, asdict(difference))
 

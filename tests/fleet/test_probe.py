@@ -250,6 +250,7 @@ async def test_an_engine_that_another_replaced_is_compared() -> None:
         ([EMPTY % b"307 Elsewhere"], "(status 307)"),
         ({"count": 3}, "is not what its protocol says"),
         ({"tokens": ["The"]}, "is not what its protocol says"),
+        ({"tokens": []}, "it gave no ids: see that `kind` is right"),
         ({"tokens": [1] * 200_000}, "is not what its protocol says"),
         ([HANG], "did not answer in time"),
         ([RESET], "closed the connection"),
