@@ -26,7 +26,7 @@ class Admission:
 
     @asynccontextmanager
     async def admit(self, model: str, on_wait: Callable[[float], None]) -> AsyncIterator[None]:
-        """Enters when the model has a ready engine. Raises Rejected. `on_wait` is told the seconds of a wait, however it ended."""
+        """Enters when the model has a ready engine. Raises Rejected. `on_wait` is told the seconds of any wait."""
         if not self._registry.view(model).ready:
             await self._wait(model, on_wait)
         yield

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from engines.base import Traits
-from gateway.errors import SettingsError
+from gateway.errors import SettingsError, shown
 from gateway.settings_fit import (
     AS_TEXT,
     AUTO_FORMAT,
@@ -157,11 +157,11 @@ class EngineSettings(_Settings):
     @field_validator("kind")
     @classmethod
     def _known_kind(cls, value: str, info: ValidationInfo) -> str:
-        supported = _context(info).kinds
-        if value not in KINDS:
-            raise _wrong(f"unknown kind of engine{_hint(value, KINDS)}; known: {', '.join(KINDS)}")
-        if supported is not None and value not in supported:
-            raise _wrong(f"{value} is not supported by this version; supported: {', '.join(supported)}")
+        kinds = _context(info).kinds
+        supported = KINDS if kinds is None else kinds
+        if value not in supported:
+            what = f"{value} is not supported by this version" if value in KINDS else "unknown kind of engine"
+            raise _wrong(f"{what}{_hint(value, supported)}; supported: {', '.join(supported)}")
         return value
 
     @field_validator("api_key_env")
@@ -244,8 +244,13 @@ class ModelSettings(_Settings):
         try:
             source = source_path(folder, value)
             source.stat()
-        except (OSError, RuntimeError, ValueError):
-            raise _wrong("no such file or directory") from None
+        except FileNotFoundError:
+            hint = "a relative path starts at the settings file; models are not downloaded"
+            raise _wrong(f"no such file or directory: {source} ({hint})") from None
+        except OSError as error:
+            raise _wrong(f"cannot be read: {error.strerror or error}: {source}") from None
+        except (RuntimeError, ValueError):  # no one's home, or a character that no path has
+            raise _wrong(f"{shown(str(value))} is no path") from None
         return source
 
     @field_validator("format")
@@ -302,10 +307,11 @@ class LimitSettings(_Settings):
     """The most messages."""
 
     queue_requests: int = Field(256, ge=0)
-    """The most requests that may wait for an engine; the next one is answered with 429."""
+    """The most requests, over all models, that may wait while their model has no ready engine; the next is answered with 429. A
+    ready engine queues requests itself."""
 
     queue_wait_s: float = Field(30.0, ge=0, allow_inf_nan=False)
-    """The longest a request may wait for an engine."""
+    """The longest that a request may wait for its model to have a ready engine; then it is answered with 503."""
 
     render_workers: int = Field(1, ge=0)
     """Processes that render long prompts: of more than 50 messages, or from a body of more than 100 KB. 0: the gateway does it

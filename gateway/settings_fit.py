@@ -39,8 +39,9 @@ def speeches(values: Mapping[str, Any], folder: Path, wrong: Collection[KeyPath]
 
 
 def source_path(folder: Path, source: str | Path) -> Path:
-    """Where a model's source is."""
-    return folder / Path(source).expanduser()
+    """Where a model's source is, without `..`, since messages name it."""
+    path = folder / Path(source).expanduser()
+    return path.parent.resolve() / path.name if ".." in path.parts else path
 
 
 def engine_id(model: str, position: int) -> str:

@@ -212,8 +212,15 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
         ["f.yaml:2:3: models[0].source: is missing: give a GGUF file or a model directory, or set `format: engine`"],
     ),
     "a source that is not there": (
-        model_with("hold_arguments: false", source="source: nope.gguf"),
-        ["f.yaml:3:3: models[0].source: no such file or directory"],
+        model_with("hold_arguments: false", source="source: sub/../nope.gguf"),
+        [
+            "f.yaml:3:3: models[0].source: no such file or directory: nope.gguf (a relative path starts at the settings "
+            "file; models are not downloaded)"
+        ],
+    ),
+    "a source that is beneath a file": (
+        model_with("hold_arguments: false", source="source: m.gguf/m.gguf"),
+        ["f.yaml:3:3: models[0].source: cannot be read: Not a directory: m.gguf/m.gguf"],
     ),
     "a source that is a list": (
         model_with("hold_arguments: false", source="source: [m.gguf]"),
@@ -221,7 +228,7 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
     ),
     "a source in no one's home": (
         model_with("hold_arguments: false", source="source: ~nobody.here/m.gguf"),
-        ["f.yaml:3:3: models[0].source: no such file or directory"],
+        ["f.yaml:3:3: models[0].source: '~nobody.here/m.gguf' is no path"],
     ),
     "nothing where a value could be": (model_with("profile:") + "- 7", ["f.yaml:6:3: models[1]: must be a mapping of keys"]),
     "an engine that takes ids, asked to template": (
@@ -250,10 +257,7 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
     ),
     "no such engine": (
         engine_with(kind="lamacpp"),
-        [
-            "f.yaml:6:5: models[0].engines[0].kind: unknown kind of engine; did you mean `llamacpp`?; "
-            "known: llamacpp, vllm, sglang, trtllm, openai"
-        ],
+        ["f.yaml:6:5: models[0].engines[0].kind: unknown kind of engine; did you mean `llamacpp`?; supported: llamacpp, openai"],
     ),
     "a kind that is a list": (engine_with(kind="[a]"), ["f.yaml:6:5: models[0].engines[0].kind: must be a valid string"]),
     "a key in the file": (
@@ -397,7 +401,7 @@ def test_an_inspection_finds_the_source_as_the_settings_do(folder: Path, monkeyp
 def test_no_problem_shows_a_value_that_may_be_a_secret(folder: Path) -> None:
     secret = "hunter2/!"
     keys = [f"{each.removeprefix('- ')}: '{secret}'" for each in ("- url", "kind", "model", "api_key_env", "api_key", "id")]
-    text = f"models:\n- name: '{secret}'\n  format: '{secret}'\n  source: '{secret}'\n  tools: '{secret}'\n  engines:\n  - "
+    text = f"models:\n- name: '{secret}'\n  format: '{secret}'\n  source: nope\n  tools: '{secret}'\n  engines:\n  - "
     told = problems(folder, text + "\n    ".join(keys) + f"\nserver: {{port: '{secret}'}}", {"INTERLOCK_LIMITS__N": secret})
     assert len(told) >= 9
     assert not [each for each in told if "hunter2" in each]
