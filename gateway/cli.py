@@ -20,11 +20,13 @@ from gateway import process
 from gateway.app import configure, secrets
 from gateway.errors import BadRequest, ModelFileError, SettingsError
 from gateway.formats.registry import load as load_formats
+from gateway.model import Model
 from gateway.observe.logs import configure_logging, record_writer
 from gateway.parsing import chunking, read_case, read_tools
 from gateway.parsing import parse as parse_case
 from gateway.server.listen import PortTaken
 from gateway.settings import ServerSettings
+from gateway.settings_fit import ToolMode
 from gateway.up import NotUp
 from gateway.up import up as bring_up
 from gateway.wire.jsonio import encode
@@ -70,8 +72,17 @@ def check_config(file: Annotated[Path, typer.Argument(help="The settings file (Y
     for settings, model in zip(configured.settings.models, configured.models, strict=True):
         own, *with_tools = model.format_names()
         formats = f"{own} ({with_tools[0]} with tools)" if with_tools else own
-        typer.echo(f"{model.name}: format {formats}, tools {settings.tools}")
+        typer.echo(f"{model.name}: format {formats}, tools {_tools_said(settings.tools, model)}")
+    open_to = process.beyond_loopback(configured.settings.server)
+    if open_to:
+        typer.echo(f"{', '.join(open_to)}: {process.NO_KEYS}")
     typer.echo(f"{file}: ok")
+
+
+def _tools_said(mode: ToolMode, model: Model) -> str:
+    if mode == "native" and model.rendered is not None and model.rendered.prompter.capabilities.tools != "yes":
+        return "native (the template states none: set `tools: constrained` to offer tools)"
+    return mode
 
 
 @app.command()
@@ -103,7 +114,9 @@ def up(
 @app.command()
 def parse(
     *,
-    form: Annotated[str | None, typer.Option("--format", help="The format's name, or an engine's name for its parser.")] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", help="Its name, or what vLLM, SGLang or llama.cpp call it, as qwen3_xml.")
+    ] = None,
     tools: Annotated[Path | None, typer.Option(help="A JSON list of the tools offered.", exists=True, dir_okay=False)] = None,
     prompt_tail: Annotated[str, typer.Option(help="How the prompt ends: it decides whether the thought is open.")] = "",
     finish_reason: Annotated[str, typer.Option(help="Why the engine stopped: stop or length.")] = "stop",
@@ -111,27 +124,39 @@ def parse(
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Read one JSON object a line instead.")] = False,
 ) -> None:
     """Parse a model's raw output from standard input, and print the message as JSON."""
-    formats, cut = load_formats(), chunking(chunks)
-    data = sys.stdin.buffer.read()
-    if not jsonl:
-        offered = read_tools(tools.read_bytes()) if tools is not None else None
-        data = encode(
-            {"format": form, "raw": _text(data), "tools": offered, "prompt_tail": prompt_tail, "finish_reason": finish_reason}
-        )
-    for number, line in enumerate(data.splitlines(), 1):
+    formats = load_formats()
+    try:
+        cut = chunking(chunks)
+        if not jsonl:
+            offered = read_tools(tools.read_bytes()) if tools is not None else None
+            raw = _text(sys.stdin.buffer.read())
+            said = {"format": form, "raw": raw, "tools": offered, "prompt_tail": prompt_tail, "finish_reason": finish_reason}
+            typer.echo(encode(parse_case(read_case(encode(said)), formats, cut)))
+            return
+    except BadRequest as error:
+        _fail(f"{_option(error.param or '')}: {error.message}", 2)
+    for number, line in enumerate(sys.stdin.buffer.read().splitlines(), 1):
         if not line.strip():
             continue
         try:
             typer.echo(encode(parse_case(read_case(line), formats, cut)))
         except BadRequest as error:
-            _fail(f"{f'line {number}: ' if jsonl else ''}{f'{error.param}: ' if error.param else ''}{error.message}", 2)
+            _fail(f"line {number}: {f'{error.param}: ' if error.param else ''}{error.message}", 2)
+
+
+def _option(param: str) -> str:
+    """What the user gave a field of the case with: `tools[0].name` came with `--tools`."""
+    if param in ("", "raw"):
+        return "standard input"
+    name, bracket, place = param.partition("[")
+    return f"--{name.replace('_', '-')}{f': [{place}' if bracket else ''}"
 
 
 def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise BadRequest(f"not UTF-8 at byte {error.start}", param="standard input") from None
+        raise BadRequest(f"not UTF-8 at byte {error.start}", param="raw") from None
 
 
 def _served_name(model: Path) -> str:
@@ -159,7 +184,10 @@ def main() -> None:
         sys.exit(2)
     except BadRequest as error:
         _fail(f"{error.param}: {error.message}" if error.param else error.message, 2)
-    except (PortTaken, EngineStartError, ModelFileError, NotUp) as error:
+    except PortTaken as error:
+        other = "; take another: `make run PORT=9000`, `up --port`, or `server.port` and `server.admin_port` of the settings"
+        _fail(f"{error}{other if error.in_use else ''}")
+    except (EngineStartError, ModelFileError, NotUp) as error:
         _fail(str(error))
 
 

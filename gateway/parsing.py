@@ -26,7 +26,7 @@ from gateway.request import (
     ToolSpec,
     Usage,
 )
-from gateway.wire.jsonio import Decoder, JsonError
+from gateway.wire.jsonio import Decoder, JsonError, Raw
 
 NO_ID = -1  # of a piece of text that is no marker
 MAX_PIECE = 12  # characters of a random chunk
@@ -50,27 +50,35 @@ class _Tool(msgspec.Struct):
 
 
 class Case(msgspec.Struct, kw_only=True):
-    """One output, and what its parser is told: a line of `--jsonl`. `literal_spans` are the places at which text that spells a
-    single-token marker is text."""
+    """One output, and what its parser is told: a line of `--jsonl`. Without `tools` no call is of an unknown one.
+    `literal_spans` are the places at which text that spells a single-token marker is text."""
 
     raw: str
     format: str | None = None
     tools: list[_Tool] | None = None
     prompt_tail: str = ""
-    finish_reason: Literal["stop", "length"] = "stop"
+    finish_reason: str = "stop"
     literal_spans: list[tuple[int, int]] | None = None
 
 
+_FINISHES: Mapping[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 _CASE: Decoder[Case] = Decoder(Case)
+_OUTLINE: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 _TOOLS: Decoder[list[_Tool]] = Decoder(list[_Tool])
 
 
 def read_case(line: bytes) -> Case:
     """One line of `--jsonl`. Raises BadRequest with the field."""
     try:
-        return _CASE.decode(line)
+        case = _CASE.decode(line)
+        names = _OUTLINE.decode(line)
     except JsonError as error:
         raise BadRequest(error.message, param=error.path) from None
+    known = Case.__struct_fields__
+    for name in names:
+        if name not in known:
+            raise BadRequest(f"no such field; known: {', '.join(known)}", param=shown(name))
+    return case
 
 
 def read_tools(data: bytes) -> list[_Tool]:
@@ -78,7 +86,7 @@ def read_tools(data: bytes) -> list[_Tool]:
     try:
         return _TOOLS.decode(data)
     except JsonError as error:
-        raise BadRequest(error.message, param=error.path) from None
+        raise BadRequest(error.message, param=f"tools{error.path}") from None
 
 
 def chunking(name: str) -> Chunks:
@@ -104,10 +112,17 @@ def _random_chunks(pieces: Iterable[str], source: random.Random) -> Iterator[lis
 
 def parse(case: Case, formats: Mapping[str, Format], chunks: Chunks) -> Mapping[str, Any]:
     """The parsed message as plain JSON values. Raises BadRequest with the field."""
-    if case.format is None or case.format not in formats:
-        known = ", ".join(sorted({each.name for each in formats.values()}))
-        raise BadRequest(f"{shown(case.format or '')} is no format; known: {known}", param="format")
-    return _folded(_deltas(case, formats[case.format], chunks))
+    known = ", ".join(sorted({each.name for each in formats.values()}))
+    if case.format is None:
+        raise BadRequest(f"is missing; known: {known}", param="format")
+    if case.format not in formats:
+        raise BadRequest(f"{shown(case.format)} is no format; known: {known}", param="format")
+    if case.finish_reason not in _FINISHES:
+        raise BadRequest(f"{shown(case.finish_reason)} is not one of {', '.join(_FINISHES)}", param="finish_reason")
+    deltas = _deltas(case, formats[case.format], chunks)
+    if case.tools is None:  # then none is unknown
+        deltas = [delta for delta in deltas if not (isinstance(delta, ParseFailure) and delta.kind == "unknown_tool")]
+    return _folded(deltas)
 
 
 def _deltas(case: Case, form: Format, chunks: Chunks) -> list[Delta]:
@@ -132,7 +147,7 @@ def _deltas(case: Case, form: Format, chunks: Chunks) -> list[Delta]:
             tokens = [(token, text)] if token != NO_ID else [(NO_ID, part) for part in itertools.chain(*chunks([text]))]
             for each in tokens:
                 deltas += parser.feed_tokens([each])
-    return deltas + parser.finish(case.finish_reason, Usage())
+    return deltas + parser.finish(_FINISHES[case.finish_reason], Usage())
 
 
 def _tokens(raw: str, markers: Mapping[str, int], spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, str]]:

@@ -16,6 +16,7 @@ from gateway.settings import ServerSettings
 _log = structlog.get_logger("interlock")
 
 DEFAULT_ADMIN_PORT = 8081
+NO_KEYS = "reachable beyond this machine without keys: this version checks none"
 _YOUNG_OBJECTS = 20_000  # a busy moment's requests, rather than a part of one
 
 Ready = Callable[[Gateway, int], Coroutine[None, None, None]]
@@ -124,6 +125,10 @@ def _announce(server: ServerSettings, port: int, admin_port: int) -> None:
     if server.admin_port is None and admin_port != DEFAULT_ADMIN_PORT:
         _log.info(f"port {DEFAULT_ADMIN_PORT} is taken: a free one is the admin port", admin_port=admin_port)
     _log.info("serving", host=server.host, port=port, admin_host=server.admin_host, admin_port=admin_port)
-    open_to = [f"server.{name}" for name in ("host", "admin_host") if not is_loopback(getattr(server, name))]
-    if open_to:
-        _log.warning("reachable beyond this machine without keys: this version checks none", settings=open_to)
+    if open_to := beyond_loopback(server):
+        _log.warning(NO_KEYS, settings=open_to)
+
+
+def beyond_loopback(server: ServerSettings) -> list[str]:
+    """The keys of the addresses that other machines can reach."""
+    return [f"server.{name}" for name in ("host", "admin_host") if not is_loopback(getattr(server, name))]

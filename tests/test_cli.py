@@ -84,8 +84,22 @@ def test_good_settings_are_told_with_their_formats(run: Run, config: Callable[[d
     file = config(value)
     assert run("check-config", file) == (
         0,
-        f"m: format plain, tools native\ntools: format plain (hermes with tools), tools constrained\n{file}: ok\n",
+        "m: format plain, tools native (the template states none: set `tools: constrained` to offer tools)\n"
+        f"tools: format plain (hermes with tools), tools constrained\n{file}: ok\n",
         "",
+    )
+
+
+def test_what_a_start_would_warn_of_is_told_before(run: Run, config: Callable[[dict[str, Any]], Path]) -> None:
+    value = settings(host="0.0.0.0")
+    value["models"][0]["source"] = str(tiny_model("full"))
+    value["models"][0]["format"] = "hermes"
+    file = config(value)
+    code, out, _ = run("check-config", file)
+    assert (code, out) == (
+        0,
+        "m: format hermes, tools native\n"
+        f"server.host: reachable beyond this machine without keys: this version checks none\n{file}: ok\n",
     )
 
 
@@ -141,19 +155,23 @@ def test_a_busy_port_is_one_line(run: Run, config: Callable[[dict[str, Any]], Pa
         value = settings()
         value["server"][which] = port
         code, out, err = run("serve", "--config", config(value))
-    assert (code, out, err) == (1, "", f"interlock: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"interlock: cannot listen on 127.0.0.1:{port}: Address already in use; take another: `make run PORT")
+    assert err.count("\n") == 1
 
 
 def test_a_busy_port_of_up_is_one_line(run: Run) -> None:
     with taken_port() as port:
         code, _, err = run("up", "--port", port)
-    assert (code, err) == (1, f"interlock: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+    assert code == 1
+    assert err.startswith(f"interlock: cannot listen on 127.0.0.1:{port}: Address already in use; take another: ")
 
 
 def test_a_host_that_is_none_is_one_line(run: Run, config: Callable[[dict[str, Any]], Path]) -> None:
     code, _, err = run("serve", "--config", config(settings(host="203.0.113.7")))
     assert code == 1
     assert err.startswith("interlock: cannot listen on 203.0.113.7:0: ")
+    assert "take another" not in err
     assert err.count("\n") == 1
 
 
@@ -329,7 +347,28 @@ def test_parse_reads_a_case_a_line_and_names_the_bad_one() -> None:
     lines = b'{"format": "hermes", "raw": "a"}\n\n{"format": "plain", "raw": "b"}\n{"raw": "c"}\n'
     code, messages, errors = parse_command("--jsonl", said=lines)
     assert [message["content"] for message in messages] == ["a", "b"]
-    assert (code, errors) == (2, "interlock: line 4: format: '' is no format; known: " + errors.partition("known: ")[2])
+    assert (code, errors) == (2, "interlock: line 4: format: is missing; known: " + errors.partition("known: ")[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tools", "error"),
+    [
+        ([], "[]", "--format: is missing; known: "),
+        (["--format", "banana"], "[]", "--format: 'banana' is no format; known: "),
+        (["--format", "plain", "--finish-reason", "banana"], "[]", "--finish-reason: 'banana' is not one of stop, length\n"),
+        (["--format", "plain", "--chunks", "two"], "[]", "--chunks: 'two' is not one of one, char, random:SEED\n"),
+        (["--format", "plain"], "{}", "--tools: expected an array, got an object\n"),
+        (["--format", "plain"], "nonsense", "--tools: not valid JSON"),
+        (["--format", "plain"], '[{"function": {}}]', "--tools: [0].function.name: this field is required\n"),
+        (["--format", "plain"], '[{"type": "function"}]', "--tools: [0].name: a tool needs a name\n"),
+    ],
+)
+def test_parse_names_the_option_that_is_wrong(tmp_path: Path, arguments: list[str], tools: str, error: str) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text(tools)
+    code, messages, errors = parse_command(*arguments, "--tools", str(file), said=b"text")
+    assert (code, messages) == (2, [])
+    assert errors.startswith(f"interlock: {error}")
 
 
 def test_parse_refuses_what_is_no_text() -> None:

@@ -58,6 +58,7 @@ def test_the_text_of_a_call_that_the_limit_cut_is_content() -> None:
 def test_tools_are_objects_of_a_chat_request_or_bare_functions() -> None:
     assert parsed(raw=CALL, tools=[{"name": "f"}])["failures"] == []
     assert [each["kind"] for each in parsed(raw=CALL, tools=[])["failures"]] == ["unknown_tool"]
+    assert parsed(raw=CALL, tools=None) == parsed(raw=CALL)
     assert [tool.name for tool in read_tools(b'[{"name": "f"}]')] == ["f"]
 
 
@@ -68,6 +69,7 @@ def test_tools_are_objects_of_a_chat_request_or_bare_functions() -> None:
         ({"raw": "", "format": None}, "format"),
         ({"raw": 1}, "raw"),
         ({"raw": "", "finish_reason": "eos"}, "finish_reason"),
+        ({"raw": "", "literal_span": []}, "'literal_span'"),
         ({"raw": "ab", "literal_spans": [[1, 3]]}, "literal_spans"),
         ({"raw": "", "tools": [{"type": "function"}]}, "tools[0].name"),
     ],
@@ -85,5 +87,6 @@ def test_unknown_chunks_are_refused(name: str) -> None:
 
 
 def test_a_file_that_holds_no_tools_is_refused() -> None:
-    with pytest.raises(BadRequest, match="expected"):
+    with pytest.raises(BadRequest, match="expected") as caught:
         read_tools(b"{}")
+    assert caught.value.param == "tools"

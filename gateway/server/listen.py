@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +15,11 @@ BACKLOG = 2048
 
 
 class PortTaken(Exception):
-    """The address cannot be listened on; the message says which and why."""
+    """The address cannot be listened on; the message says which and why. `in_use`: another program does."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        super().__init__(f"cannot listen on {host}:{port}: {error.strerror or error}")
+        self.in_use = error.errno == errno.EADDRINUSE
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -23,7 +28,7 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise PortTaken(host, port, error) from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -31,7 +36,7 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setblocking(False)
     except OSError as error:
         bound.close()
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise PortTaken(host, port, error) from None
     return bound
 
 
