@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.json_arguments import JsonArguments, as_string
 from gateway.formats.codecs.json_text import JsonText
-from gateway.formats.cursor import Cursor, Kind
+from gateway.formats.cursor import Cursor
 from gateway.formats.spec import Damage, Progress
-from gateway.wire import jsonio
 
 _SPACE = " \t\n\r"
 
@@ -119,8 +119,7 @@ class WrapperReader:
 
     def _choose(self, cursor: Cursor) -> Progress | None:
         """A member's value begins: its key says what to do with it."""
-        first = self._next(cursor)
-        if not first:
+        if not self._next(cursor):
             return "more"
         key_at, codec = self._value_at, self._codec
         key = self._decoded()
@@ -128,10 +127,8 @@ class WrapperReader:
             self._read_value(cursor, self._end_of_name)
         elif key in codec.arguments_keys and not self._has_arguments:
             self._has_arguments = True
-            if first == "{":
-                self._read_arguments(cursor)
-            else:
-                self._read_value(cursor, self._end_of_held_arguments)
+            self._arguments = JsonArguments(self._calls, cursor, self._give, held=self._name is None)
+            self._state = self._in_arguments
         elif key is not None and key == codec.id_key:
             self._read_value(cursor, self._end_of_id)
         else:
@@ -152,10 +149,12 @@ class WrapperReader:
         self._state = self._in_value
 
     def _in_value(self, cursor: Cursor) -> Progress | None:
-        piece = self._scan(cursor, "markup")
-        self._pieces.append(piece)
-        if too_large := self._hold(piece):
-            return too_large
+        start, limit = cursor.pos, self._calls.held_chars
+        cursor.advance(self._value.scan(cursor.text, start), "markup")
+        self._pieces.append(cursor.text[start : cursor.pos])
+        self._held_chars += cursor.pos - start
+        if self._held_chars > limit:
+            return Damage("value_too_large", self._value_at, self._value_at + limit)
         if self._value.failed:
             return self._invalid(cursor)
         if not self._value.done:
@@ -163,24 +162,9 @@ class WrapperReader:
         self._state = self._after_value
         return None
 
-    def _scan(self, cursor: Cursor, kind: Kind) -> str:
-        start = cursor.pos
-        stop = self._value.scan(cursor.text, start)
-        cursor.advance(stop, kind)
-        return cursor.text[start:stop]
-
-    def _hold(self, piece: str) -> Damage | None:
-        limit = self._calls.held_chars
-        self._held_chars += len(piece)
-        return Damage("value_too_large", self._value_at, self._value_at + limit) if self._held_chars > limit else None
-
     def _decoded(self) -> str | None:
         """The held value, if it is a string."""
-        try:
-            value = jsonio.decode("".join(self._pieces))
-        except jsonio.JsonError:  # a lone surrogate
-            return None
-        return value if isinstance(value, str) else None
+        return as_string("".join(self._pieces))
 
     def _end_of_member(self, cursor: Cursor) -> Progress | None:
         self._pieces = []
@@ -210,56 +194,11 @@ class WrapperReader:
         else:
             self._waiting.append(text)
 
-    def _read_arguments(self, cursor: Cursor) -> None:
-        self._read_value(cursor, self._end_of_member)
-        self._state = self._in_arguments
-
     def _in_arguments(self, cursor: Cursor) -> Progress | None:
-        """The arguments are an object: each piece goes on at once."""
-        piece = self._scan(cursor, "arguments")
-        if self._name is None and (too_large := self._hold(piece)):
-            return too_large
-        self._give(piece)
-        if self._value.repeated:
-            self._calls.fail("duplicate_key", cursor.offset, recovered=True)
-            return None
-        if self._value.failed:
-            return self._invalid(cursor)
-        if not self._value.done:
-            return "more"
+        progress = self._arguments.step(cursor)
+        if progress != "done":
+            return progress
         self._state = self._end_of_member
-        return None
-
-    def _end_of_held_arguments(self, cursor: Cursor) -> Progress | None:
-        """The arguments are not an object: null is an empty one, a string may hold one."""
-        if "".join(self._pieces) == "null":
-            self._calls.fail("not_an_object", self._value_at, recovered=True)
-            self._give("{}")
-            self._state = self._end_of_member
-            return None
-        inner = self._decoded()
-        if inner is None:
-            return Damage("not_an_object", self._value_at, cursor.offset)
-        inner = inner.strip(_SPACE)
-        self._calls.fail("double_encoded", self._value_at, recovered=True)
-        self._state = self._end_of_member
-        if inner in ("", "null"):
-            self._give("{}")
-            return None
-        if not inner.startswith("{"):
-            return Damage("not_an_object", self._value_at, cursor.offset)
-        return self._give_inner(inner, cursor)
-
-    def _give_inner(self, inner: str, cursor: Cursor) -> Damage | None:
-        value = JsonText()
-        pos = 0
-        while pos < len(inner) and not (value.done or value.failed):
-            pos = value.scan(inner, pos)
-            if value.repeated:
-                self._calls.fail("duplicate_key", self._value_at, recovered=True)
-        if not value.done or pos < len(inner):
-            return Damage("invalid_json", self._value_at, cursor.offset)
-        self._give(inner)
         return None
 
     def _end_of_object(self, cursor: Cursor) -> Progress | None:

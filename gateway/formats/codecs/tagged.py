@@ -1,60 +1,62 @@
-"""Calls with one pair of tags a parameter, `<function=f><parameter=a>x</parameter></function>`, typed by the tool's schema.
+"""Calls with one pair of tags a parameter, `<function=f><parameter=a>x</parameter></function>`, typed by the tool's schema or by
+the tag itself.
 
 Invariant: each value becomes JSON once. A string goes on at once, escaped; another value is held until its end. Inside a value
 only its own closer counts, and only where what follows it may follow; a closer that was left out is seen only where a declared
 parameter, or the end of the call, follows on a line of its own, and is counted `missing_closer`.
 """
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
-from gateway.formats.codecs.json_text import is_json
+from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
 from gateway.formats.cursor import Cursor, Matcher, longest_first
 from gateway.formats.schema import Parameters, Types
 from gateway.formats.spec import Damage, Progress
-from gateway.wire import jsonio
+from gateway.wire.text import held_suffix
 
 _SPACE = " \t\n\r"
 _MAX_SPACE = 256  # between tags, where it must be looked through before the text before it is certain
 _MAX_NAME = 256
-_ESCAPED = re.compile(r'["\\\x00-\x1f]')
-_NAMED: Mapping[str, str] = dict(zip('"\\\n\r\t\b\f', ('\\"', "\\\\", "\\n", "\\r", "\\t", "\\b", "\\f"), strict=True))
-_ESCAPES = str.maketrans({chr(code): f"\\u{code:04x}" for code in range(0x20)} | dict(_NAMED))
-_LITERAL_STARTS: Mapping[str, str] = {
-    "object": "{",
-    "array": "[",
-    "boolean": "tf",
-    "null": "n",
-    "integer": "-0123456789",
-    "number": "-0123456789",
-}
+_NO_TEXT = Types(frozenset({"object", "array", "boolean", "null", "integer", "number"}))
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """The tags. `literals` are this family's spellings of JSON values, for values that are no strings."""
+    """The tags. A call is `call_open + name + name_end`, its parameters, `call_close`; a parameter is
+    `key_open + key + key_end + value_open + value + value_close`, with blanks between tags. Names and keys may be quoted; a
+    call's own tag may close itself, `/>`.
+
+    Without `call_open` the block's opener begins the call and its closer ends it: the name ends where the line or a tag does.
+    `flag` is the attribute that tells what a value is: a string where it says `text_flag`, else JSON; without it the schema does.
+    `trim`: one newline at each side of a value is markup. `literals` are this family's spellings of JSON values, for values that
+    are no strings.
+    """
 
     call_open: str = "<function="
     name_end: str = ">"
     call_close: str = "</function>"
     key_open: str = "<parameter="
     key_end: str = ">"
+    value_open: str = ""
     value_close: str = "</parameter>"
+    flag: str = ""
+    text_flag: str = ""
+    trim: bool = True
     literals: tuple[tuple[str, str], ...] = ()
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
         """The call's own opener, where the block's was left out."""
-        return (self.call_open,)
+        return (self.call_open,) if self.call_open else ()
 
     def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
         """A call of a declared tool does; prose about the tag does not."""
         start = at + len(self.call_open)
         end = cursor.text.find(self.name_end, start, start + _MAX_NAME)
         if end >= 0:
-            return cursor.text[start:end] in names
+            return _named(cursor.text[start:end])[0] in names
         return False if cursor.final or len(cursor.text) - start >= _MAX_NAME + len(self.name_end) else None
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "TaggedReader":
@@ -71,18 +73,23 @@ class TaggedReader:
         self._closer = closer
         self._calls = calls
         self._bare = bare
-        self._state: Callable[[Cursor], Progress | None] = self._call
-        self._around_block = longest_first((opener, closer))
+        self._state: Callable[[Cursor], Progress | None] = self._call if codec.call_open else self._plain_name
+        self._call_close = codec.call_close if codec.call_open else closer
+        self._around_block = longest_first((opener, closer) if codec.call_open else (opener,))
         self._between_calls = longest_first((codec.call_open, opener, closer))
         self._in_call = longest_first((codec.key_open, codec.call_close, codec.call_open, opener, closer))
+        leads = ("", "\n") if codec.trim else ("",)
         self._ends = Matcher(
-            [*(lead + tag for tag in (codec.value_close, codec.call_close) for lead in ("", "\n")), "\n" + codec.key_open]
+            [
+                *(lead + tag for tag in (codec.value_close, self._call_close) for lead in leads),
+                *(lead + codec.key_open for lead in (("\n",) if codec.trim else ("", "\n"))),
+            ]
         )
         self._calls_read = 0
         self._parameters = Parameters(None)
         self._keys: set[str] = set()
-        self._key = ""
         self._types = Types(frozenset())
+        self._declared = False  # the tag itself says that the value is JSON
         self._value_at = 0
         self._pieces: list[str] = []
         self._held_chars = 0
@@ -129,6 +136,8 @@ class TaggedReader:
         start = cursor.pos
         stop = cursor.text.find(end, start, start + _MAX_NAME + len(end))
         seen = cursor.text[start : stop if stop >= 0 else start + _MAX_NAME]
+        if stop < 0:
+            seen = seen[: len(seen) - held_suffix(seen, (end,))]
         if "\n" in seen or "<" in seen or (stop < 0 and len(cursor.text) - start >= _MAX_NAME + len(end)):
             return Damage("bad_header", cursor.offset, cursor.offset)
         if stop < 0:
@@ -140,14 +149,49 @@ class TaggedReader:
 
     def _name(self, cursor: Cursor) -> Progress | None:
         offset = cursor.offset
-        name = self._header(cursor, self._codec.name_end)
-        if not isinstance(name, str):
-            return name or "more"
+        header = self._header(cursor, self._codec.name_end)
+        if not isinstance(header, str):
+            return header or "more"
+        name, closed = _named(header)
+        return self._begin(name, offset, self._closed if closed else self._body)
+
+    def _plain_name(self, cursor: Cursor) -> Progress | None:
+        """A name that ends with its line, or where the first parameter or the call's end begins."""
+        cursor.skip(_SPACE)
+        start = cursor.pos
+        stop = start
+        while stop < len(cursor.text) and stop - start <= _MAX_NAME and cursor.text[stop] != "\n":
+            tag = cursor.match(stop, self._in_call)
+            if tag == "":
+                return "more"
+            if tag:
+                break
+            stop += 1
+        if stop == len(cursor.text) and not cursor.final:
+            return "more"
+        name = cursor.text[start:stop].strip()
+        if not name or stop == len(cursor.text) or any(mark in name for mark in "{<"):
+            return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
+        offset = cursor.offset
+        cursor.advance(stop, "markup")
+        return self._begin(name, offset, self._body)
+
+    def _begin(self, name: str, offset: int, then: Callable[[Cursor], Progress | None]) -> Progress | None:
+        if not name:
+            return Damage("missing_name", offset, offset)
         self._calls.start(name, offset)
         self._calls_read += 1
         self._parameters = self._calls.parameters(name)
         self._keys = set()
-        self._state = self._body
+        self._state = then
+        return None
+
+    def _closed(self, _: Cursor) -> Progress | None:
+        """A call whose tag closes itself has no parameters."""
+        self._calls.arguments("{}")
+        if self._bare:
+            self._calls.end()
+        self._state = self._call
         return None
 
     def _body(self, cursor: Cursor) -> Progress | None:
@@ -163,35 +207,53 @@ class TaggedReader:
             self._state = self._read_key
             return None
         self._calls.arguments("}" if self._keys else "{}")
-        if tag == codec.call_close:
+        if tag == self._call_close:
             cursor.advance(cursor.pos + len(tag), "markup")
-            if self._bare:
-                self._calls.end()
         else:
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
+        if not codec.call_open:
+            self._calls.end()
+            return "done"
+        if self._bare and tag == self._call_close:
+            self._calls.end()
         self._state = self._call
         return None
 
     def _read_key(self, cursor: Cursor) -> Progress | None:
         offset = cursor.offset
-        key = self._header(cursor, self._codec.key_end)
-        if not isinstance(key, str):
-            return key or "more"
+        header = self._header(cursor, self._codec.key_end)
+        if not isinstance(header, str):
+            return header or "more"
+        key, attributes = _keyed(header)
         if key in self._keys:
             self._calls.fail("duplicate_key", offset, recovered=True)
-        self._calls.arguments((", " if self._keys else "{") + f"{_quoted(key)}: ")
+        self._calls.arguments((", " if self._keys else "{") + f"{quoted(key)}: ")
         self._keys.add(key)
-        self._key = key
         self._types = self._parameters.types(key)
+        self._declared = False
+        if self._codec.flag and (said := _attribute(attributes, self._codec.flag)) is not None:
+            self._declared = said != self._codec.text_flag
+            self._types = _NO_TEXT if self._declared else TEXT
+        self._state = self._open_value if self._codec.value_open else self._first_line
+        return None
+
+    def _open_value(self, cursor: Cursor) -> Progress | None:
+        tag = self._next_tag(cursor, (self._codec.value_open,))
+        if tag == "":
+            return "more"
+        if tag is None:
+            return Damage("bad_header", cursor.offset, cursor.offset)
+        cursor.advance(cursor.pos + len(tag), "markup")
         self._state = self._first_line
         return None
 
     def _first_line(self, cursor: Cursor) -> Progress | None:
-        """A newline right after the tag is markup."""
-        if cursor.pos == len(cursor.text) and not cursor.final:
-            return "more"
-        if cursor.text.startswith("\n", cursor.pos):
-            cursor.advance(cursor.pos + 1, "markup")
+        """A newline right after the tag may be markup."""
+        if self._codec.trim:
+            if cursor.pos == len(cursor.text) and not cursor.final:
+                return "more"
+            if cursor.text.startswith("\n", cursor.pos):
+                cursor.advance(cursor.pos + 1, "markup")
         self._value_at = cursor.offset
         self._pieces = []
         self._held_chars = 0
@@ -203,8 +265,7 @@ class TaggedReader:
     def _decide(self, first: str) -> None:
         """A string goes on at once, unless it begins as a value of another type that the schema allows."""
         self._decided = True
-        kinds = self._types.kinds
-        if "string" in kinds and not any(first in _LITERAL_STARTS.get(kind, "") for kind in kinds):
+        if surely_text(first, self._types):
             self._stream()
 
     def _stream(self) -> None:
@@ -218,7 +279,7 @@ class TaggedReader:
         piece = cursor.text[cursor.pos : at]
         cursor.advance(at, "arguments")
         if self._streams:
-            self._calls.arguments(_escaped(piece))
+            self._calls.arguments(escaped(piece))
         else:
             self._pieces.append(piece)
             self._held_chars += len(piece)
@@ -233,7 +294,7 @@ class TaggedReader:
             return Damage("value_too_large", self._value_at, self._value_at + self._calls.held_chars)
         self._calls.fail("value_too_large", self._value_at, recovered=True)
         self._stream()
-        self._calls.arguments(_escaped("".join(self._pieces)))
+        self._calls.arguments(escaped("".join(self._pieces)))
         self._pieces = []
         return None
 
@@ -241,7 +302,8 @@ class TaggedReader:
         if self._streams:
             self._calls.arguments('"')
         else:
-            text, fits = converted("".join(self._pieces), self._types, self._codec.literals)
+            text = "".join(self._pieces)
+            text, fits = declared_json(text) if self._declared else converted(text, self._types, self._codec.literals)
             if not fits:
                 self._calls.fail("schema_mismatch", self._value_at, recovered=True)
             self._calls.arguments(text)
@@ -271,18 +333,18 @@ class TaggedReader:
         after = at + len(tag)
         if tag.endswith(self._codec.value_close):
             return self._may_follow_value(cursor, after)
-        if tag.endswith(self._codec.call_close):
+        if tag.endswith(self._call_close):
             return self._follows(cursor, after, self._around_block)
         end = cursor.text.find(self._codec.key_end, after, after + _MAX_NAME)
         if end < 0:
             return False if cursor.final or len(cursor.text) - after >= _MAX_NAME + 1 else None
-        key = cursor.text[after:end]
+        key = _keyed(cursor.text[after:end])[0]
         return self._parameters.declares(key) and key not in self._keys
 
     def _may_follow_value(self, cursor: Cursor, at: int) -> bool | None:
         """Whether another parameter, or the end of the call, stands here."""
         verdict = self._follows(cursor, at, self._in_call)
-        if verdict and not self._bare and cursor.by_id(self._closer):
+        if verdict and not self._bare and self._codec.call_open and cursor.by_id(self._closer):
             # The block's closer is known by its id, so that a quoted call in a value can be told from the end of this one.
             at = _after_space(cursor.text, at)
             if cursor.text.startswith(self._codec.call_close, at):
@@ -306,33 +368,23 @@ def _after_space(text: str, at: int) -> int:
     return at
 
 
-def _quoted(text: str) -> str:
-    return f'"{_escaped(text)}"'
+def _named(header: str) -> tuple[str, bool]:
+    """The name in a call's tag, and whether the tag closes itself."""
+    header = header.strip()
+    closed = header.endswith("/")
+    return _keyed(header.removesuffix("/"))[0], closed
 
 
-def _escaped(text: str) -> str:
-    """The inside of a JSON string."""
-    return text.translate(_ESCAPES) if _ESCAPED.search(text) else text
+def _keyed(header: str) -> tuple[str, str]:
+    """The name or key in a tag, without its quotes, and the attributes after it."""
+    header = header.strip()
+    if header[:1] not in ('"', "'"):
+        return header, ""
+    inside, _, attributes = header[1:].partition(header[0])
+    return inside.strip(), attributes
 
 
-def converted(text: str, types: Types, literals: tuple[tuple[str, str], ...] = ()) -> tuple[str, bool]:
-    """A value's text as JSON, and whether it has one of the types. What does not fit is forwarded as it was written."""
-    may_be_text = "string" in types.kinds
-    if may_be_text and text in types.strings:
-        return _quoted(text), True
-    stripped = text if may_be_text else text.strip(_SPACE)
-    if not may_be_text:
-        stripped = dict(literals).get(stripped, stripped)
-    if is_json(stripped) and not (may_be_text and stripped.startswith('"')):
-        fits = _decodes_to(stripped, types)
-        if fits or not may_be_text:
-            return stripped, fits
-    return _quoted(text), may_be_text
-
-
-def _decodes_to(text: str, types: Types) -> bool:
-    """Whether JSON text has one of the types; one with a lone surrogate, or a number beyond all floats, has none."""
-    try:
-        return types.fits(jsonio.decode(text))
-    except jsonio.JsonError:
-        return False
+def _attribute(attributes: str, name: str) -> str | None:
+    """The value of an attribute, None where it is not given."""
+    _, found, value = attributes.partition(name + "=")
+    return _keyed(value)[0] if found else None
