@@ -28,7 +28,8 @@ class CompiledFormat:
     @property
     def visible(self) -> tuple[str, ...]:
         """Markers that may be special tokens: the engine must not hide them."""
-        return tuple(marker.text for marker in self.program.spec.markers if marker.token)
+        spec = self.program.spec
+        return (*(marker.text for marker in spec.markers if marker.token), *spec.tokens)
 
     @property
     def call_syntax(self) -> CallSyntax | None:

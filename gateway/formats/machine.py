@@ -151,8 +151,12 @@ class Machine:
         cursor.advance(certain, "reasoning")
         if not literal:
             return False
-        if literal != reasoning.closer.text:
+        if literal in self._program.openers:
             self._suspect(cursor.base + at)
+            return True
+        if literal != reasoning.closer.text:
+            self._fail("implicit_reasoning_end", cursor.base + at)
+            self._to_content()
             return True
         cursor.advance(at + len(literal), "markup")
         self._to_content()

@@ -30,7 +30,8 @@ def compile_program(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> P
     openers = {block.opener.text: (block, False) for block in spec.blocks}
     ends = [block.closer.text for block in spec.blocks if block.closer]
     bare = {text: (block, True) for block in spec.blocks for text in block.codec.bare_openers}
-    thought = [spec.reasoning.closer.text, *openers] if spec.reasoning else []
+    thinks = spec.reasoning
+    thought = [thinks.closer.text, *(marker.text for marker in thinks.ended_by), *openers] if thinks else []
     return Program(
         spec=spec,
         in_content=Matcher([*(marker.text for marker in spec.markers), *bare], noted=openers),

@@ -30,8 +30,8 @@ class Tagged:
 
     Without `call_open` the block's opener begins the call and its closer ends it: the name ends where the line or a tag does.
     `flag` is the attribute that tells what a value is: a string where it says `text_flag`, else JSON; without it the schema does.
-    `trim`: one newline at each side of a value is markup. `literals` are this family's spellings of JSON values, for values that
-    are no strings.
+    `trim`: one newline at each side of a value is markup. `entities`: names and keys hold `&amp;` for `&`. `literals` are this
+    family's spellings of JSON values, for values that are no strings.
     """
 
     call_open: str = "<function="
@@ -39,11 +39,12 @@ class Tagged:
     call_close: str = "</function>"
     key_open: str = "<parameter="
     key_end: str = ">"
-    value_open: str = ""
     value_close: str = "</parameter>"
+    value_open: str = ""
     flag: str = ""
     text_flag: str = ""
     trim: bool = True
+    entities: bool = False
     literals: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -56,8 +57,19 @@ class Tagged:
         start = at + len(self.call_open)
         end = cursor.text.find(self.name_end, start, start + _MAX_NAME)
         if end >= 0:
-            return _named(cursor.text[start:end])[0] in names
+            return self.named(cursor.text[start:end])[0] in names
         return False if cursor.final or len(cursor.text) - start >= _MAX_NAME + len(self.name_end) else None
+
+    def named(self, header: str) -> tuple[str, bool]:
+        """The name in a call's tag, and whether the tag closes itself."""
+        header = header.strip()
+        return self.keyed(header.removesuffix("/"))[0], header.endswith("/")
+
+    def keyed(self, header: str) -> tuple[str, str | None]:
+        """The key in a parameter's tag, and what its flag says, None where it is not given."""
+        key, attributes = _quoted_text(header)
+        _, found, value = attributes.partition(self.flag + "=") if self.flag else ("", "", "")
+        return _plain(key) if self.entities else key, _quoted_text(value)[0] if found else None
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "TaggedReader":
         """A reader for one block."""
@@ -152,7 +164,7 @@ class TaggedReader:
         header = self._header(cursor, self._codec.name_end)
         if not isinstance(header, str):
             return header or "more"
-        name, closed = _named(header)
+        name, closed = self._codec.named(header)
         return self._begin(name, offset, self._closed if closed else self._body)
 
     def _plain_name(self, cursor: Cursor) -> Progress | None:
@@ -224,14 +236,14 @@ class TaggedReader:
         header = self._header(cursor, self._codec.key_end)
         if not isinstance(header, str):
             return header or "more"
-        key, attributes = _keyed(header)
+        key, said = self._codec.keyed(header)
         if key in self._keys:
             self._calls.fail("duplicate_key", offset, recovered=True)
         self._calls.arguments((", " if self._keys else "{") + f"{quoted(key)}: ")
         self._keys.add(key)
         self._types = self._parameters.types(key)
         self._declared = False
-        if self._codec.flag and (said := _attribute(attributes, self._codec.flag)) is not None:
+        if said is not None:
             self._declared = said != self._codec.text_flag
             self._types = _NO_TEXT if self._declared else TEXT
         self._state = self._open_value if self._codec.value_open else self._first_line
@@ -338,7 +350,7 @@ class TaggedReader:
         end = cursor.text.find(self._codec.key_end, after, after + _MAX_NAME)
         if end < 0:
             return False if cursor.final or len(cursor.text) - after >= _MAX_NAME + 1 else None
-        key = _keyed(cursor.text[after:end])[0]
+        key, _ = self._codec.keyed(cursor.text[after:end])
         return self._parameters.declares(key) and key not in self._keys
 
     def _may_follow_value(self, cursor: Cursor, at: int) -> bool | None:
@@ -360,6 +372,13 @@ class TaggedReader:
         return None if tag == "" else tag is not None
 
 
+def _plain(text: str) -> str:
+    """Text with its entities read."""
+    for entity, character in (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
+        text = text.replace(entity, character)
+    return text
+
+
 def _after_space(text: str, at: int) -> int:
     """The index after whitespace. A long run is no markup."""
     stop = min(len(text), at + _MAX_SPACE)
@@ -368,23 +387,10 @@ def _after_space(text: str, at: int) -> int:
     return at
 
 
-def _named(header: str) -> tuple[str, bool]:
-    """The name in a call's tag, and whether the tag closes itself."""
-    header = header.strip()
-    closed = header.endswith("/")
-    return _keyed(header.removesuffix("/"))[0], closed
-
-
-def _keyed(header: str) -> tuple[str, str]:
-    """The name or key in a tag, without its quotes, and the attributes after it."""
-    header = header.strip()
-    if header[:1] not in ('"', "'"):
-        return header, ""
-    inside, _, attributes = header[1:].partition(header[0])
-    return inside.strip(), attributes
-
-
-def _attribute(attributes: str, name: str) -> str | None:
-    """The value of an attribute, None where it is not given."""
-    _, found, value = attributes.partition(name + "=")
-    return _keyed(value)[0] if found else None
+def _quoted_text(text: str) -> tuple[str, str]:
+    """What stands at the beginning without its quotes, all of it where there are none, and what follows it."""
+    text = text.strip()
+    if text[:1] not in ('"', "'"):
+        return text, ""
+    inside, _, rest = text[1:].partition(text[0])
+    return inside.strip(), rest

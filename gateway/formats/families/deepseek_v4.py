@@ -23,4 +23,5 @@ FORMAT = FormatSpec(
         ),
     ),
     newlines_before_call=2,
+    tokens=("｜DSML｜",),
 )
