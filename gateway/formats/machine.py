@@ -20,7 +20,7 @@ from gateway.formats.base import ParseOptions
 from gateway.formats.calls import Calls, Output
 from gateway.formats.cursor import Cursor
 from gateway.formats.program import Program
-from gateway.formats.spec import Damage, Marker, Reader, Reasoning
+from gateway.formats.spec import Block, Damage, Marker, Reader, Reasoning
 from gateway.request import Delta, FailureKind, Finish, FinishReason, ParseFailure, Usage
 
 _SPACE = " \t\n\r"
@@ -230,8 +230,11 @@ class Machine:
         if self._fresh:
             self._fresh = not cursor.skip("\n")
         begin = cursor.pos
-        at, literal = self._program.in_content.find(cursor, begin)
+        at, literal = (self._program.at_start if self._blank else self._program.in_content).find(cursor, begin)
         text = cursor.text[begin:at]
+        if literal in self._program.starters and text.strip(_SPACE):
+            at, literal = self._program.in_content.find(cursor, begin)
+            text = cursor.text[begin:at]
         if self._blank and len(text) < _MAX_BLANK and not text.strip(_SPACE):
             return self._blank_content(at, literal)
         if text:
@@ -270,7 +273,7 @@ class Machine:
         """A marker in content at index `at`; the text before it ends at `text_to`."""
         cursor, program = self._cursor, self._program
         reasoning = self._thinks
-        if literal in program.openers:
+        if literal in program.openers or literal in program.starters:
             return self._opener(at, literal, text_to)
         if literal == reasoning.opener.text and self._may_think and self._blank:
             self._thought_from = cursor.base + at
@@ -297,26 +300,35 @@ class Machine:
         return True
 
     def _opener(self, at: int, literal: str, text_to: int) -> bool:
-        """A block begins."""
+        """A block begins, if it is one."""
+        cursor, program = self._cursor, self._program
+        starter = program.starters.get(literal)
+        block, bare = (starter, True) if starter is not None else program.openers[literal]
+        begins = block.codec.begins(cursor, at, self._calls.names) if bare else True
+        if begins:
+            self._begin_block(block, at, text_to, "" if bare else literal, counted=starter is None)
+            return True
+        if begins is None:
+            self._text(text_to)
+            return False
+        if starter is None:
+            return self._stray(at, literal)
+        self._blank = self._may_think = False  # an answer that begins like a call
+        return True
+
+    def _begin_block(self, block: Block, at: int, text_to: int, opener: str, *, counted: bool) -> None:
+        """Reads on as a block from index `at`; without its `opener` that is counted, unless it may be so."""
         cursor, calls = self._cursor, self._calls
-        block, bare = self._program.openers[literal]
-        if bare:
-            begins = block.codec.begins(cursor, at, calls.names)
-            if begins is None:
-                self._text(text_to)
-                return False
-            if not begins:
-                return self._stray(at, literal)
+        bare = not opener
         self._text(text_to)
         calls.begin()
-        if bare:
+        if bare and counted:
             calls.fail("missing_opener", cursor.base + at, recovered=True)
-        cursor.advance(at if bare else at + len(literal), "markup")
+        cursor.advance(at + len(opener), "markup")
         self._has_closer = block.closer is not None
         self._reader = block.codec.reader(block.opener.text, block.closer.text if block.closer else "", calls, bare)
         self._may_think = False
         self._state = self._call
-        return True
 
     # A block of calls.
 

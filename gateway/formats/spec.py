@@ -73,7 +73,8 @@ class Codec(Protocol):
         """Texts that begin a call even where the model left out the block's opener."""
 
     def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
-        """Whether the bare opener at index `at` begins a call of one of these tools; None if more text must decide."""
+        """Whether the bare opener, or the block's starter, at index `at` begins a call of one of these tools; None if more text
+        must decide."""
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> Reader:
         """A reader for one block; `bare` if its opener was left out."""
@@ -81,11 +82,13 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A place for calls. Without a `closer` the codec itself knows the end."""
+    """A place for calls. Without a `closer` the codec itself knows the end. `starter`: a text that begins one too, where the
+    answer itself begins and the codec finds a call there; elsewhere, and where it finds none, it is text like any other."""
 
     opener: Marker
     closer: Marker | None
     codec: Codec
+    starter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,7 +330,10 @@ def test_made_up_families_keep_the_invariants(data: st.DataObject) -> None:
 
 def test_an_object_alone_begins_no_call() -> None:
     assert JsonInWrapper().bare_openers == ()
-    assert JsonInWrapper().begins(Cursor(), 0, frozenset({"f"})) is False
+    nothing_more = Cursor()
+    nothing_more.final = True
+    assert JsonInWrapper().begins(nothing_more, 0, frozenset({"f"})) is False
+    assert JsonInWrapper().begins(Cursor(), 0, frozenset({"f"})) is None
 
 
 def test_nothing_is_kept_is_an_error_of_the_caller() -> None:

@@ -14,19 +14,21 @@ from gateway.formats.cursor import Cursor
 from gateway.formats.spec import Damage, Progress
 
 _SPACE = " \t\n\r"
+_MAX_HEAD = 512  # characters in which an object must show that it is a call
 
 
 @dataclass(frozen=True, slots=True)
 class JsonInWrapper:
     """`name_key` and `arguments_keys` may stand in any order; `ignored_keys` say nothing; other members are counted
     `bad_header`. `id_key` holds the call's id for families with native ids. `array`: the objects stand in one JSON array, whose
-    end is the block's end where the block has no closer."""
+    end is the block's end where the block has no closer. With a `separator` another object may follow it."""
 
     name_key: str = "name"
     arguments_keys: tuple[str, ...] = ("arguments",)
     ignored_keys: tuple[str, ...] = ("id", "type")
     id_key: str | None = None
     array: bool = False
+    separator: str = ""
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
@@ -34,12 +36,73 @@ class JsonInWrapper:
         return ()
 
     def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
-        """Never asked, as there is no bare opener."""
-        return False
+        """An object does that begins with a name, and goes on with arguments or names a declared tool; others are answers."""
+        try:
+            return self._begins(_Head(cursor.text, at), names)
+        except _NotYet:
+            return False if cursor.final else None
+        except _NoCall:
+            return False
+
+    def _begins(self, head: "_Head", names: frozenset[str]) -> bool:
+        head.sign("[{" if self.array else "{")
+        if self.array:
+            head.sign("{")
+        while True:
+            key = head.string()
+            head.sign(":")
+            if key == self.name_key:
+                break
+            if key not in self.ignored_keys:
+                return False
+            head.string()
+            head.sign(",")
+        name = head.string()
+        return name in names or (head.sign(",}") == "," and head.string() in self.arguments_keys)
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "WrapperReader":
         """A reader for one block."""
         return WrapperReader(self, closer, calls)
+
+
+class _NotYet(Exception):
+    """The text ends before it tells."""
+
+
+class _NoCall(Exception):
+    """The text is something else."""
+
+
+class _Head:
+    """Reads the beginning of an object that may be a call, without consuming it."""
+
+    def __init__(self, text: str, at: int) -> None:
+        self._text = text
+        self._at = at
+        self._last = at + _MAX_HEAD
+
+    def sign(self, wanted: str) -> str:
+        """One of these characters, after whitespace."""
+        at, text = self._at, self._text
+        while at < len(text) and text[at] in _SPACE:
+            at += 1
+        if at >= self._last:
+            raise _NoCall
+        if at == len(text):
+            raise _NotYet
+        if text[at] not in wanted:
+            raise _NoCall
+        self._at = at + 1
+        return text[at]
+
+    def string(self) -> str:
+        """A string without escapes: names and keys have none."""
+        self.sign('"')
+        end = self._text.find('"', self._at, self._last)
+        if end < 0:
+            raise _NoCall if len(self._text) >= self._last else _NotYet
+        value, self._at = self._text[self._at : end], end + 1
+        return value
 
 
 class WrapperReader:
@@ -213,7 +276,27 @@ class WrapperReader:
             self._state = self._end_of_block
         else:
             self._calls.end()
+            if not self._codec.separator:
+                return "done"
+            self._state = self._after_object
+        return None
+
+    def _after_object(self, cursor: Cursor) -> Progress | None:
+        """The separator and another object, or anything else."""
+        if not cursor.skip(_SPACE):
+            return "done" if cursor.final else "more"
+        mark, at = self._codec.separator, cursor.pos
+        if not cursor.text.startswith(mark, at):
+            return "more" if mark.startswith(cursor.text[at:]) and not cursor.final else "done"
+        at += len(mark)
+        while at < len(cursor.text) and cursor.text[at] in _SPACE:
+            at += 1
+        if at == len(cursor.text):
+            return "done" if cursor.final else "more"
+        if cursor.text[at] != "{":
             return "done"
+        cursor.advance(at, "markup")
+        self._state = self._object
         return None
 
     def _after_item(self, cursor: Cursor) -> Progress | None:
