@@ -47,7 +47,8 @@ class Machine:
         self._spec = program.spec
         self._thinks = program.spec.reasoning or _NO_THOUGHT
         own = {marker.text for marker in program.spec.markers}
-        self._markers = {token: text for text, token in options.marker_ids.items() if text in own}
+        tokens = own.union(program.spec.tokens)
+        self._markers = {token: text for text, token in options.marker_ids.items() if text in tokens}
         self._cursor = cursor or Cursor(self._markers.values())
         self._output = Output()
         self._calls = Calls(options, self._output, self._cursor, program.spec.call_ids, program.held_chars)
