@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from gateway.formats.base import CallSyntax, ParseOptions, Parser
+from gateway.formats.cursor import Cursor
+from gateway.formats.harmony import Harmony
 from gateway.formats.machine import Machine
 from gateway.formats.program import DEFAULT_HELD_CHARS, Program, compile_program
 from gateway.formats.spec import FormatSpec
@@ -43,7 +45,13 @@ class CompiledFormat:
 
     def parser(self, options: ParseOptions) -> Parser:
         """A fresh parser for one answer."""
-        return Machine(self.program if options.calls else self.text_only, options)
+        return automaton(self.program if options.calls else self.text_only, options)
+
+
+def automaton(program: Program, options: ParseOptions, cursor: Cursor | None = None) -> Parser:
+    """A fresh parser over a compiled program."""
+    kind = Machine if program.spec.headers is None else Harmony
+    return kind(program, options, cursor)
 
 
 def compile_format(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> CompiledFormat:

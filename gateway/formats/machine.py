@@ -13,15 +13,13 @@ A call inside the thought is a suspicion: it is read ahead with its deltas held 
 cannot be read, it was thought; if the output ends first, the thought had ended at its opener.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.formats.automaton import Automaton
 from gateway.formats.base import ParseOptions
-from gateway.formats.calls import Calls, Output
 from gateway.formats.cursor import Cursor
 from gateway.formats.program import Program
 from gateway.formats.spec import Block, Damage, Marker, Reader, Reasoning
-from gateway.request import Delta, FailureKind, Finish, FinishReason, ParseFailure, Usage
 
 _SPACE = " \t\n\r"
 _MAX_BLANK = 256  # a longer run of whitespace is text
@@ -39,20 +37,14 @@ class _Suspicion:
     whole: int
 
 
-class Machine:
+class Machine(Automaton):
     """One answer's parser."""
 
     def __init__(self, program: Program, options: ParseOptions, cursor: Cursor | None = None) -> None:
+        super().__init__(program, options, cursor)
         self._program = program
         self._spec = program.spec
         self._thinks = program.spec.reasoning or _NO_THOUGHT
-        own = {marker.text for marker in program.spec.markers}
-        tokens = own.union(program.spec.tokens)
-        self._markers = {token: text for text, token in options.marker_ids.items() if text in tokens}
-        self._cursor = cursor or Cursor(self._markers.values())
-        self._output = Output()
-        self._calls = Calls(options, self._output, self._cursor, program.spec.call_ids, program.held_chars)
-        self._has_tools = bool(options.tools)
         self._reader: Reader
         self._has_closer = False
         self._suspicion: _Suspicion | None = None
@@ -63,7 +55,7 @@ class Machine:
         self._after_marker = False
         self._fresh = True  # a marker stood right before: newlines are markup
         self._may_think = program.spec.reasoning is not None
-        self._state: Callable[[], bool] = self._content if own else self._all_content
+        self._state = self._content if program.spec.markers else self._all_content
         self._start(options.prompt_tail)
 
     def _start(self, prompt_tail: str) -> None:
@@ -77,60 +69,11 @@ class Machine:
             self._state = self._thought
             self._fresh = not said.strip(_SPACE)
 
-    def feed(self, text: str) -> list[Delta]:
-        """The deltas that this text completes."""
-        self._cursor.add(text)
-        self._run()
-        return self._output.take()
-
-    def feed_tokens(self, tokens: Sequence[tuple[int, str]]) -> list[Delta]:
-        """The deltas that these tokens complete. A marker whose text the engine hid is put back."""
-        cursor = self._cursor
-        for token, text in tokens:
-            marker = self._markers.get(token)
-            if marker is None:
-                cursor.add(text)
-            else:
-                cursor.add(text.removesuffix(marker))
-                cursor.add_marker(marker)
-        self._run()
-        return self._output.take()
-
-    def finish(self, reason: FinishReason, usage: Usage) -> list[Delta]:
-        """The rest, and `Finish`."""
-        self._cursor.final = True
-        self._cursor.cut = reason == "length"
-        self._run()
-        while self._close():
-            self._run()
-        if self._calls.whole == 0 and self._has_tools and self._cursor.spelled_at is not None:
-            self._fail("special_tokens_missing", self._cursor.spelled_at)
-        if reason in ("stop", "tool_calls"):
-            reason = "tool_calls" if self._calls.whole else "stop"
-        self._output.add(Finish(reason, usage))
-        return self._output.take()
-
-    def _run(self) -> None:
-        try:
-            while self._state():
-                pass
-        except Exception:  # a fault of ours must cost the client no text: it is counted, and the rest is content
-            self._calls.abandon("internal", self._cursor.offset)
-            if self._state == self._call:
-                self._to_raw(_NEVER)
-            if self._suspicion is not None:
-                self._believe()
-            self._state = self._all_content
-            self._all_content()
-
-    def _fail(self, kind: FailureKind, offset: int) -> None:
-        self._output.add(ParseFailure(kind, None, offset, True))
-
-    def _all_content(self) -> bool:
-        cursor = self._cursor
-        self._output.content(cursor.text[cursor.pos :])
-        cursor.advance(len(cursor.text), "content")
-        return False
+    def _give_up(self) -> None:
+        if self._state == self._call:
+            self._to_raw(_NEVER)
+        if self._suspicion is not None:
+            self._believe()
 
     # The thought.
 
@@ -251,12 +194,6 @@ class Machine:
         while end > begin and at - end < self._spec.newlines_before_call and self._cursor.text[end - 1] == "\n":
             end -= 1
         return end
-
-    def _text(self, to: int) -> None:
-        cursor = self._cursor
-        if to > cursor.pos:
-            self._output.content(cursor.text[cursor.pos : to])
-            cursor.advance(to, "content")
 
     def _blank_content(self, at: int, literal: str) -> bool:
         """Only whitespace since the last marker: it is markup if a marker follows, or came before and nothing follows."""

@@ -92,8 +92,32 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Headers:
+    """Messages that each begin with a header (Harmony): `start + role + channel + name`, then `to=` and a recipient in either
+    part, then `constrain` and a content type, and `body`, after which the text goes up to one of the `ends`.
+
+    What is said on the channels in `thoughts` is thought, on those in `content` visible; a recipient that begins with `functions`
+    is a call, whose text is its arguments.
+    """
+
+    start: Marker
+    channel: Marker
+    constrain: Marker
+    body: Marker
+    ends: tuple[Marker, ...]
+    thoughts: tuple[str, ...]
+    content: tuple[str, ...]
+    functions: str
+
+    @property
+    def markers(self) -> tuple[Marker, ...]:
+        """All of them."""
+        return (self.start, self.channel, self.constrain, self.body, *self.ends)
+
+
+@dataclass(frozen=True, slots=True)
 class FormatSpec:
-    """One family.
+    """One family. With `headers` it has neither `reasoning` nor `blocks`.
 
     `transparent` markers are markup wherever content may stand (wrappers of the answer, of a section of calls).
     `newlines_before_call` is how many newlines the family's template writes between text and a call: as many are markup.
@@ -104,6 +128,7 @@ class FormatSpec:
     name: str
     aliases: tuple[str, ...] = ()
     reasoning: Reasoning | None = None
+    headers: Headers | None = None
     blocks: tuple[Block, ...] = ()
     transparent: tuple[Marker, ...] = ()
     tokens: tuple[str, ...] = ()
@@ -116,4 +141,5 @@ class FormatSpec:
         """All of them."""
         thought = (self.reasoning.opener, self.reasoning.closer) if self.reasoning else ()
         calls = tuple(marker for block in self.blocks for marker in (block.opener, block.closer) if marker)
-        return tuple(dict.fromkeys(thought + calls + self.transparent))
+        headers = self.headers.markers if self.headers else ()
+        return tuple(dict.fromkeys(thought + calls + self.transparent + headers))
