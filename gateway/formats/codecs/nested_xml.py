@@ -87,7 +87,7 @@ class NestedReader:
         return cursor.text[start + 1 : stop].strip()
 
     def _consume(self, cursor: Cursor, at: int) -> None:
-        cursor.advance(cursor.text.index(">", at) + 1, "markup")
+        cursor.advance(cursor.text.index(">", at + len(self._codec.prefix)) + 1, "markup")
 
     def _next_tag(self, cursor: Cursor) -> str | Damage | None:
         """The inside of the tag after whitespace, consumed."""
