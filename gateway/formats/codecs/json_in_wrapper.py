@@ -20,8 +20,10 @@ _MAX_HEAD = 512  # characters in which an object must show that it is a call
 @dataclass(frozen=True, slots=True)
 class JsonInWrapper:
     """`name_key` and `arguments_keys` may stand in any order; `ignored_keys` say nothing; other members are counted
-    `bad_header`. `id_key` holds the call's id for families with native ids. `array`: the objects stand in one JSON array, whose
-    end is the block's end where the block has no closer. With a `separator` another object may follow it."""
+    `bad_header`. Without a `name_key` each member's key is a name and its value the arguments. `id_key` holds the call's id for
+    families with native ids. `array`: the objects stand in one JSON array, which an opener that ends with `[` has begun, and
+    whose end is the block's end where the block has no closer. With a `separator` another object may follow it. A block that
+    begins without its opener has no closer, but may stand between two `fence`s, the first with `json`."""
 
     name_key: str = "name"
     arguments_keys: tuple[str, ...] = ("arguments",)
@@ -29,6 +31,7 @@ class JsonInWrapper:
     id_key: str | None = None
     array: bool = False
     separator: str = ""
+    fence: str = ""
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
@@ -45,7 +48,9 @@ class JsonInWrapper:
             return False
 
     def _begins(self, head: "_Head", names: frozenset[str]) -> bool:
-        head.sign("[{" if self.array else "{")
+        if self.fence and head.word(self.fence):
+            head.word("json")
+        head.sign("[" if self.array else "{")
         if self.array:
             head.sign("{")
         while True:
@@ -62,7 +67,7 @@ class JsonInWrapper:
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "WrapperReader":
         """A reader for one block."""
-        return WrapperReader(self, closer, calls)
+        return WrapperReader(self, opener, closer, calls, bare)
 
 
 class _NotYet(Exception):
@@ -80,6 +85,15 @@ class _Head:
         self._text = text
         self._at = at
         self._last = at + _MAX_HEAD
+
+    def word(self, wanted: str) -> bool:
+        """Whether this text stands here; it is read."""
+        if self._text.startswith(wanted, self._at):
+            self._at += len(wanted)
+            return True
+        if wanted.startswith(self._text[self._at :]):
+            raise _NotYet
+        return False
 
     def sign(self, wanted: str) -> str:
         """One of these characters, after whitespace."""
@@ -108,11 +122,16 @@ class _Head:
 class WrapperReader:
     """Reads one block. Each state is a method; None from it means that another has taken over."""
 
-    def __init__(self, codec: JsonInWrapper, closer: str, calls: Calls) -> None:
+    def __init__(self, codec: JsonInWrapper, opener: str, closer: str, calls: Calls, bare: bool) -> None:
         self._codec = codec
-        self._closer = closer
+        self._closer = "" if bare else closer
         self._calls = calls
-        self._state: Callable[[Cursor], Progress | None] = self._array if codec.array else self._object
+        self._state: Callable[[Cursor], Progress | None] = self._begin
+        if bare and codec.fence:
+            self._state = self._open_fence
+        elif codec.array and opener.endswith("[") and not bare:
+            self._state = self._first_item
+        self._in_array = codec.array
         self._value = JsonText()
         self._value_at = 0
         self._pieces: list[str] = []  # what is held of the value, key or arguments that are read now
@@ -151,8 +170,23 @@ class WrapperReader:
         self._state = then
         return None
 
-    def _array(self, cursor: Cursor) -> Progress | None:
-        return self._take(cursor, "[", self._first_item)
+    def _open_fence(self, cursor: Cursor) -> Progress | None:
+        """A fence, which is closed again, or none: `begins` has seen all of it."""
+        text, fence = cursor.text, self._codec.fence
+        if text.startswith(fence, cursor.pos):
+            self._closer = fence
+            at = cursor.pos + len(fence)
+            cursor.advance(at + len("json") * text.startswith("json", at), "markup")
+        self._state = self._begin
+        return None
+
+    def _begin(self, cursor: Cursor) -> Progress | None:
+        if not self._codec.array:
+            return self._object(cursor)
+        if self._next(cursor) != "{":
+            return self._take(cursor, "[", self._first_item)
+        self._in_array = False
+        return self._object(cursor)
 
     def _first_item(self, cursor: Cursor) -> Progress | None:
         if self._next(cursor) == "]":
@@ -186,12 +220,12 @@ class WrapperReader:
             return "more"
         key_at, codec = self._value_at, self._codec
         key = self._decoded()
+        if not codec.name_key:
+            return self._named_by_key(cursor, key)
         if key == codec.name_key and self._name is None:
             self._read_value(cursor, self._end_of_name)
         elif key in codec.arguments_keys and not self._has_arguments:
-            self._has_arguments = True
-            self._arguments = JsonArguments(self._calls, cursor, self._give, held=self._name is None)
-            self._state = self._in_arguments
+            self._read_arguments(cursor)
         elif key is not None and key == codec.id_key:
             self._read_value(cursor, self._end_of_id)
         else:
@@ -201,6 +235,19 @@ class WrapperReader:
                 self._calls.fail("bad_header", key_at, recovered=False)
             self._read_value(cursor, self._end_of_member)
         return None
+
+    def _named_by_key(self, cursor: Cursor, key: str | None) -> Progress | None:
+        if not key:
+            return Damage("missing_name", self._value_at, cursor.offset)
+        self._name = key
+        self._calls.start(key, self._value_at)
+        self._read_arguments(cursor)
+        return None
+
+    def _read_arguments(self, cursor: Cursor) -> None:
+        self._has_arguments = True
+        self._arguments = JsonArguments(self._calls, cursor, self._give, held=self._name is None)
+        self._state = self._in_arguments
 
     def _read_value(self, cursor: Cursor, then: Callable[[Cursor], Progress | None]) -> None:
         """Read and hold one JSON value."""
@@ -231,6 +278,8 @@ class WrapperReader:
 
     def _end_of_member(self, cursor: Cursor) -> Progress | None:
         self._pieces = []
+        if self._next(cursor) == "," and not self._codec.name_key:
+            self._calls.end()
         return self._take(cursor, ",}", self._member if self._next(cursor) == "," else self._end_of_object)
 
     def _end_of_id(self, cursor: Cursor) -> Progress | None:
@@ -269,10 +318,13 @@ class WrapperReader:
             return Damage("missing_name", self._calls.raw_from, cursor.offset)
         if not self._has_arguments:
             self._calls.arguments("{}")
-        if self._codec.array:
+        if self._in_array:
             self._calls.end()
             self._state = self._after_item
-        elif self._closer:
+            return None
+        if self._codec.array:
+            self._calls.fail("bad_header", self._calls.raw_from, recovered=True)  # one object without its array
+        if self._closer:
             self._state = self._end_of_block
         else:
             self._calls.end()

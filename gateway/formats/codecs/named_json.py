@@ -22,7 +22,7 @@ _MAX_NOISE = 256  # characters between two calls; more is text
 class NamedJson:
     """`call_open` and `call_close` stand around a call, empty where the block's own markers do. The header is
     `kind + kind_end + name + id_open + id + name_end`, of which only the name and `name_end` are always there. The arguments may
-    stand between `fence_open` and `fence_close`. `numbered`: the header is `functions.name:number`, which is the call's id too.
+    stand between one of `fence_open` and `fence_close`. `numbered`: the header is `functions.name:number`, which is the call's id too.
     """
 
     name_end: str
@@ -30,7 +30,7 @@ class NamedJson:
     call_close: str = ""
     kind_end: str = ""
     id_open: str = ""
-    fence_open: str = ""
+    fence_open: tuple[str, ...] = ()
     fence_close: str = ""
     numbered: bool = False
 
@@ -159,14 +159,14 @@ class NamedReader:
         self._state = self._open_fence if codec.fence_open else self._begin_arguments
         return None
 
-    def _optional(self, cursor: Cursor, mark: str, then: Callable[[Cursor], Progress | None]) -> Progress | None:
+    def _optional(self, cursor: Cursor, marks: tuple[str, ...], then: Callable[[Cursor], Progress | None]) -> Progress | None:
         """A mark that the model may have left out, after whitespace."""
         cursor.skip(_SPACE)
-        found = cursor.match(cursor.pos, (mark,))
+        found = cursor.match(cursor.pos, longest_first(marks))
         if found == "":
             return "more"
         if found:
-            cursor.advance(cursor.pos + len(mark), "markup")
+            cursor.advance(cursor.pos + len(found), "markup")
         else:
             self._calls.fail("bad_header", cursor.offset, recovered=True)
         self._state = then
@@ -199,7 +199,7 @@ class NamedReader:
 
     def _after_arguments(self, cursor: Cursor) -> Progress | None:
         if self._codec.fence_close:
-            return self._optional(cursor, self._codec.fence_close, self._close_call)
+            return self._optional(cursor, (self._codec.fence_close,), self._close_call)
         return self._close_call(cursor)
 
     def _close_call(self, cursor: Cursor) -> Progress | None:
