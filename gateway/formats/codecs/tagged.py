@@ -10,15 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
 from gateway.formats.cursor import Cursor, Matcher, longest_first
 from gateway.formats.schema import Parameters, Types
-from gateway.formats.spec import Damage, Progress
+from gateway.formats.spec import Damage, Progress, Reader
 from gateway.wire.text import held_suffix
 
 _SPACE = " \t\n\r"
 _MAX_SPACE = 256  # between tags, where it must be looked through before the text before it is certain
 _MAX_NAME = 256
+_CDATA = "<![CDATA["
+_CDATA_END = "]]>"
 _NO_TEXT = Types(frozenset({"object", "array", "boolean", "null", "integer", "number"}))
 
 
@@ -26,12 +29,14 @@ _NO_TEXT = Types(frozenset({"object", "array", "boolean", "null", "integer", "nu
 class Tagged:
     """The tags. A call is `call_open + name + name_end`, its parameters, `call_close`; a parameter is
     `key_open + key + key_end + value_open + value + value_close`, with blanks between tags. Names and keys may be quoted; a
-    call's own tag may close itself, `/>`.
+    call's own tag may close itself, `/>`. `around` are tags around a call that say nothing.
 
-    Without `call_open` the block's opener begins the call and its closer ends it: the name ends where the line or a tag does.
+    Without `call_open` the block's opener begins the call and its closer ends it. Without `name_end` the name ends where the
+    line or a tag does.
     `flag` is the attribute that tells what a value is: a string where it says `text_flag`, else JSON; without it the schema does.
     `trim`: one newline at each side of a value is markup. `entities`: names and keys hold `&amp;` for `&`. `literals` are this
-    family's spellings of JSON values, for values that are no strings.
+    family's spellings of JSON values, for values that are no strings. `cdata`: a value may stand in `<![CDATA[…]]>`. `json` reads
+    the calls of models that at times write JSON objects in the block instead.
     """
 
     call_open: str = "<function="
@@ -46,6 +51,9 @@ class Tagged:
     trim: bool = True
     entities: bool = False
     literals: tuple[tuple[str, str], ...] = ()
+    around: tuple[str, ...] = ()
+    cdata: bool = False
+    json: JsonInWrapper | None = None
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
@@ -54,11 +62,12 @@ class Tagged:
 
     def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
         """A call of a declared tool does; prose about the tag does not."""
-        start = at + len(self.call_open)
-        end = cursor.text.find(self.name_end, start, start + _MAX_NAME)
-        if end >= 0:
-            return self.named(cursor.text[start:end])[0] in names
-        return False if cursor.final or len(cursor.text) - start >= _MAX_NAME + len(self.name_end) else None
+        text, start = cursor.text, at + len(self.call_open)
+        marks = (self.name_end,) if self.name_end else ("\n", self.key_open, self.call_close, *self.around)
+        ends = [end for mark in marks if (end := text.find(mark, start, start + _MAX_NAME)) >= 0]
+        if ends:
+            return self.named(text[start : min(ends)])[0] in names
+        return False if cursor.final or len(text) - start >= _MAX_NAME + max(map(len, marks)) else None
 
     def named(self, header: str) -> tuple[str, bool]:
         """The name in a call's tag, and whether the tag closes itself."""
@@ -85,18 +94,25 @@ class TaggedReader:
         self._closer = closer
         self._calls = calls
         self._bare = bare
-        self._state: Callable[[Cursor], Progress | None] = self._call if codec.call_open else self._plain_name
+        self._header_of_call = self._name if codec.name_end else self._plain_name
+        self._state: Callable[[Cursor], Progress | None] = self._call if codec.call_open else self._header_of_call
+        if codec.json is not None:
+            self._state = self._begin_block
+        self._other: Reader | None = None
+        self._separators = longest_first(codec.around)
         self._call_close = codec.call_close if codec.call_open else closer
-        self._around_block = longest_first((opener, closer) if codec.call_open else (opener,))
-        self._between_calls = longest_first((codec.call_open, opener, closer))
-        self._in_call = longest_first((codec.key_open, codec.call_close, codec.call_open, opener, closer))
+        around = (*codec.around, opener, closer) if codec.call_open else (opener,)
+        self._around_block = longest_first(around)
+        self._between_calls = longest_first((codec.call_open, *codec.around, opener, closer))
+        self._in_call = longest_first((codec.key_open, codec.call_close, codec.call_open, *codec.around, opener, closer))
         leads = ("", "\n") if codec.trim else ("",)
-        self._ends = Matcher(
+        self._plain_ends = Matcher(
             [
                 *(lead + tag for tag in (codec.value_close, self._call_close) for lead in leads),
                 *(lead + codec.key_open for lead in (("\n",) if codec.trim else ("", "\n"))),
             ]
         )
+        self._ends = self._plain_ends
         self._calls_read = 0
         self._parameters = Parameters(None)
         self._keys: set[str] = set()
@@ -120,15 +136,32 @@ class TaggedReader:
         cursor.skip(_SPACE)
         return cursor.match(cursor.pos, tags)
 
+    def _begin_block(self, cursor: Cursor) -> Progress | None:
+        """Tags, or an object in their place."""
+        if not cursor.skip(_SPACE) and not cursor.final:
+            return "more"
+        if self._codec.json is not None and cursor.text.startswith("{", cursor.pos):
+            self._other = self._codec.json.reader(self._opener, self._closer, self._calls, bare=False)
+            self._state = self._elsewhere
+        else:
+            self._state = self._call if self._codec.call_open else self._header_of_call
+        return None
+
+    def _elsewhere(self, cursor: Cursor) -> Progress | None:
+        return self._other.step(cursor) if self._other is not None else "done"
+
     def _call(self, cursor: Cursor) -> Progress | None:
         """Before a call, or after one."""
         tag = self._next_tag(cursor, self._between_calls)
         if tag == "":
             return "more"
+        if tag in self._codec.around:
+            cursor.advance(cursor.pos + len(tag), "markup")
+            return None
         if tag == self._codec.call_open:
             self._end_call()
             cursor.advance(cursor.pos + len(tag), "markup")
-            self._state = self._name
+            self._state = self._header_of_call
             return None
         if tag is not None and tag == self._closer:
             cursor.advance(cursor.pos + len(tag), "markup")
@@ -185,7 +218,8 @@ class TaggedReader:
         if not name or stop == len(cursor.text) or any(mark in name for mark in "{<"):
             return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
         offset = cursor.offset
-        cursor.advance(stop, "markup")
+        sep = cursor.match(stop, self._separators)
+        cursor.advance(stop + len(sep or ""), "markup")
         return self._begin(name, offset, self._body)
 
     def _begin(self, name: str, offset: int, then: Callable[[Cursor], Progress | None]) -> Progress | None:
@@ -201,10 +235,10 @@ class TaggedReader:
     def _closed(self, _: Cursor) -> Progress | None:
         """A call whose tag closes itself has no parameters."""
         self._calls.arguments("{}")
-        if self._bare:
+        if self._bare or not self._codec.call_open:
             self._calls.end()
         self._state = self._call
-        return None
+        return None if self._codec.call_open else "done"
 
     def _body(self, cursor: Cursor) -> Progress | None:
         """Before a parameter, or after one."""
@@ -266,6 +300,21 @@ class TaggedReader:
                 return "more"
             if cursor.text.startswith("\n", cursor.pos):
                 cursor.advance(cursor.pos + 1, "markup")
+        self._ends = self._plain_ends
+        self._state = self._open_cdata if self._codec.cdata else self._begin_value
+        return None
+
+    def _open_cdata(self, cursor: Cursor) -> Progress | None:
+        found = cursor.match(cursor.pos, (_CDATA,))
+        if found == "":
+            return "more"
+        if found:
+            cursor.advance(cursor.pos + len(found), "markup")
+            self._ends = Matcher((_CDATA_END + self._codec.value_close,))
+        self._state = self._begin_value
+        return None
+
+    def _begin_value(self, cursor: Cursor) -> Progress | None:
         self._value_at = cursor.offset
         self._pieces = []
         self._held_chars = 0

@@ -13,6 +13,7 @@ FORMAT = FormatSpec(
             closer=Marker("</tool_call>", token=True),
             codec=Tagged(
                 call_open="",
+                name_end="",
                 key_open="<arg_key>",
                 key_end="</arg_key>",
                 value_open="<arg_value>",
