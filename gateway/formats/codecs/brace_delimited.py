@@ -67,20 +67,19 @@ class BraceReader:
         name = seen[len(prefix) :].strip()
         if not name or len(name.split()) > 1:
             return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
-        self._calls.start(name, cursor.offset + seen.find(name))
+        self._calls.start(name, cursor.offset)
         cursor.advance(stop, "markup")
         self._state = self._arguments
         return None
 
     def _arguments(self, cursor: Cursor) -> Progress | None:
-        value, at = self._value, cursor.offset
+        value = self._value
         value.step(cursor)
         self._calls.arguments(value.take())
-        for _ in range(value.repeated):
-            self._calls.fail("duplicate_key", at, recovered=True)
-        for _ in range(value.odd):
-            self._calls.fail("schema_mismatch", at, recovered=True)
-        value.repeated = value.odd = 0
+        if value.fault is not None:
+            kind, offset = value.fault
+            self._calls.fail(kind, offset, recovered=True)
+            return None
         if value.failed:
             return Damage("invalid_json", cursor.offset, cursor.offset)
         if not value.done:

@@ -4,28 +4,31 @@ Invariant: each character is accepted or refused when it is seen, so that any sp
 string stands between two delimiters, as it is, and goes on at once; numbers and words are held until they end.
 """
 
+import re
 from collections.abc import Callable, Mapping
 
 from gateway.formats.codecs.json_text import is_json
 from gateway.formats.codecs.values import escaped, quoted
 from gateway.formats.cursor import Cursor, Matcher
+from gateway.request import FailureKind
 
 MAX_DEPTH = 200
 _MAX_BARE = 4096  # characters of a key, a number or a word
 _SPACE = " \t\n\r"
 _CLOSERS: Mapping[str, str] = {"{": "}", "[": "]"}
+_KEY = re.compile(r"[^:{}\[\],]*")
+_WORD = re.compile(r"[^,}\]]*")
 
 
 class BraceText:
     """One object, whose `{` is at the cursor. `done` after its last character, `failed` before the first that cannot belong to
-    it. `odd` counts values that are no JSON and stand outside delimiters: they are given as strings. `take` gives the JSON text
-    of what was read since the last time; `repeated` the keys that their object already had."""
+    it. `take` gives the JSON text of what was read since the last time. `step` also stops at a `fault`, which is None again with
+    the next: a key that its object already had, or a value that is no JSON and stands outside delimiters, given as a string."""
 
     def __init__(self, delimiter: str) -> None:
         self.done = False
         self.failed = False
-        self.odd = 0
-        self.repeated = 0
+        self.fault: tuple[FailureKind, int] | None = None
         self._delimiter = delimiter
         self._ends = Matcher((delimiter,))
         self._state: Callable[[Cursor], bool] = self._value
@@ -34,6 +37,7 @@ class BraceText:
         self._json: list[str] = []
         self._bare: list[str] = []
         self._bare_chars = 0
+        self._bare_at = 0
 
     def take(self) -> str:
         """The JSON text so far, once."""
@@ -43,7 +47,8 @@ class BraceText:
 
     def step(self, cursor: Cursor) -> None:
         """Read what can be read."""
-        while not (self.done or self.failed) and self._state(cursor):
+        self.fault = None
+        while not (self.done or self.failed or self.fault) and self._state(cursor):
             pass
 
     def _next(self, cursor: Cursor) -> str:
@@ -79,7 +84,7 @@ class BraceText:
             cursor.advance(cursor.pos + len(found), "arguments")
             self._state = self._string
         else:
-            self._begin_bare(self._word)
+            self._begin_bare(cursor, self._word)
         return True
 
     def _first(self, cursor: Cursor) -> bool:
@@ -88,40 +93,40 @@ class BraceText:
         if sign and sign == self._open[-1]:
             return self._close(cursor)
         if sign:
-            self._item()
+            self._item(cursor)
         return bool(sign)
 
-    def _item(self) -> None:
+    def _item(self, cursor: Cursor) -> None:
         if self._open[-1] == "}":
-            self._begin_bare(self._key)
+            self._begin_bare(cursor, self._key)
         else:
             self._state = self._value
 
-    def _begin_bare(self, state: Callable[[Cursor], bool]) -> None:
-        self._bare, self._bare_chars = [], 0
+    def _begin_bare(self, cursor: Cursor, state: Callable[[Cursor], bool]) -> None:
+        self._bare, self._bare_chars, self._bare_at = [], 0, cursor.offset
         self._state = state
 
-    def _read_bare(self, cursor: Cursor, ends: str) -> str | None:
-        """The text up to one of these characters; None if it is not there yet."""
-        text, start = cursor.text, cursor.pos
-        stop = start
-        while stop < len(text) and text[stop] not in ends:
-            stop += 1
-        self._bare.append(text[start:stop])
-        self._bare_chars += stop - start
-        cursor.advance(stop, "arguments")
-        if self._bare_chars > _MAX_BARE:
-            self.failed = True
-        return "".join(self._bare).strip() if stop < len(text) else None
+    def _read_bare(self, cursor: Cursor, run: re.Pattern[str]) -> str | None:
+        """The text of this run; None if it does not end here."""
+        found = run.match(cursor.text, cursor.pos)
+        piece = found[0] if found else ""
+        room = _MAX_BARE - self._bare_chars
+        if len(piece) > room:
+            piece, self.failed = piece[:room], True
+        self._bare.append(piece)
+        self._bare_chars += len(piece)
+        cursor.advance(cursor.pos + len(piece), "arguments")
+        return "".join(self._bare).strip() if cursor.pos < len(cursor.text) else None
 
     def _key(self, cursor: Cursor) -> bool:
-        key = self._read_bare(cursor, ":{}[],")
+        key = self._read_bare(cursor, _KEY)
         if key is None or self.failed:
             return False
         if not key or cursor.text[cursor.pos] != ":":
             return self._fail()
         key = key.removeprefix(self._delimiter).removesuffix(self._delimiter)
-        self.repeated += key in self._keys[-1]
+        if key in self._keys[-1]:
+            self.fault = "duplicate_key", self._bare_at
         self._keys[-1].add(key)
         self._json.append(f"{quoted(key)}:")
         self._sign(cursor)
@@ -129,7 +134,7 @@ class BraceText:
         return True
 
     def _word(self, cursor: Cursor) -> bool:
-        word = self._read_bare(cursor, ",}]")
+        word = self._read_bare(cursor, _WORD)
         if word is None or self.failed:
             return False
         if not word:
@@ -137,7 +142,7 @@ class BraceText:
         if is_json(word) and word[0] not in '"[{':
             self._json.append(word)
         else:
-            self.odd += 1
+            self.fault = "schema_mismatch", self._bare_at
             self._json.append(quoted(word))
         self._state = self._after
         return True
@@ -164,7 +169,7 @@ class BraceText:
             return self._fail()
         self._json.append(",")
         self._sign(cursor)
-        self._item()
+        self._item(cursor)
         return True
 
     def _close(self, cursor: Cursor) -> bool:

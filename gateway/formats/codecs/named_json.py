@@ -22,7 +22,8 @@ _MAX_NOISE = 256  # characters between two calls; more is text
 class NamedJson:
     """`call_open` and `call_close` stand around a call, empty where the block's own markers do. The header is
     `kind + kind_end + name + id_open + id + name_end`, of which only the name and `name_end` are always there. The arguments may
-    stand between one of `fence_open` and `fence_close`. `numbered`: the header is `functions.name:number`, which is the call's id too.
+    stand between one of `fence_open` and `fence_close`. `numbered`: the header is `functions.name:number`, which is the call's id
+    too.
     """
 
     name_end: str
@@ -119,7 +120,7 @@ class NamedReader:
             self._calls.fail("bad_header", cursor.offset, recovered=False)
             cursor.advance(at, "failure")
             return None
-        if not tag and not cursor.final and len(cursor.text) - cursor.pos <= _MAX_NOISE and not (self._bare and self._calls_read):
+        if not tag and not cursor.final and at - cursor.pos <= _MAX_NOISE and not (self._bare and self._calls_read):
             return "more"
         if not self._calls_read:
             return Damage("bad_header", self._calls.raw_from, cursor.offset)
@@ -143,17 +144,16 @@ class NamedReader:
     def _header(self, cursor: Cursor) -> Progress | None:
         codec, start = self._codec, cursor.pos
         stop = cursor.text.find(codec.name_end, start, start + _MAX_HEADER + len(codec.name_end))
+        header = cursor.text[start : stop if stop >= 0 else start + _MAX_HEADER]
+        full = stop < 0 and len(cursor.text) - start >= _MAX_HEADER + len(codec.name_end)
+        if full or "{" in header:
+            return Damage("bad_header", cursor.offset, cursor.offset)
         if stop < 0:
-            full = len(cursor.text) - start >= _MAX_HEADER + len(codec.name_end)
-            seen = cursor.text[start : start + _MAX_HEADER]
-            if full or "{" in seen:
-                return Damage("bad_header", cursor.offset, cursor.offset)
             return "more"
-        header = cursor.text[start:stop]
         name, native_id = codec.name_of(header, self._calls.names)
-        if not name or len(name.split()) > 1 or any(mark in name for mark in "<[{"):
+        if not name or len(name.split()) > 1 or any(mark in name for mark in "<["):
             return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
-        self._calls.start(name, cursor.offset + header.find(name), native_id)
+        self._calls.start(name, cursor.offset, native_id)
         self._calls_read += 1
         cursor.advance(stop + len(codec.name_end), "markup")
         self._state = self._open_fence if codec.fence_open else self._begin_arguments

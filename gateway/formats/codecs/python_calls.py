@@ -3,6 +3,7 @@
 Invariant: arguments become JSON once, as they are read; what is not `name=literal` is no argument.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,12 +11,13 @@ from gateway.formats.calls import Calls
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.python_text import PythonText
 from gateway.formats.codecs.values import quoted
-from gateway.formats.cursor import Cursor, longest_first
+from gateway.formats.cursor import Cursor
 from gateway.formats.spec import Damage, Progress, Reader
 
 _SPACE = " \t\n\r"
+_MAX_SPACE = 256  # where it must be looked through again with each piece of text
 _MAX_NAME = 256
-_NAME_SIGNS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
+_NAME = re.compile(rf"[\w.-]{{0,{_MAX_NAME + 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,14 @@ class PythonCalls:
         if not names:
             return False
         name, at = _name_at(cursor.text, _skip(cursor.text, at + 1))
-        if at == len(cursor.text) and not cursor.final and len(name) <= _MAX_NAME:
+        if at == len(cursor.text) and not cursor.final:
             return None
         if not name or not cursor.text.startswith("(", at):
             return False
         if name in names:
             return True
         key, end = _name_at(cursor.text, _skip(cursor.text, at + 1))
-        if end == len(cursor.text) and not cursor.final and len(key) <= _MAX_NAME:
+        if end == len(cursor.text) and not cursor.final:
             return None
         return cursor.text.startswith("=" if key else ")", end)
 
@@ -51,16 +53,18 @@ class PythonCalls:
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
+    """The index after whitespace; a longer run is none."""
+    stop = min(len(text), at + _MAX_SPACE)
+    while at < stop and text[at] in _SPACE:
         at += 1
     return at
 
 
 def _name_at(text: str, at: int) -> tuple[str, int]:
-    start = at
-    while at < len(text) and text[at] in _NAME_SIGNS:
-        at += 1
-    return text[start:at], at
+    """The name that stands here, empty where it is none or too long, and the index after it."""
+    found = _NAME.match(text, at)
+    name = found[0] if found else ""
+    return name if len(name) <= _MAX_NAME else "", at + len(name)
 
 
 class PythonReader:
@@ -119,7 +123,7 @@ class PythonReader:
         if self._listed and sign == "]":
             return self._end_of_list(cursor)
         name, stop = _name_at(cursor.text, cursor.pos)
-        if stop == len(cursor.text) and not cursor.final and len(name) <= _MAX_NAME:
+        if stop == len(cursor.text) and not cursor.final and name:
             return "more"
         if not name or not cursor.text.startswith("(", stop):
             return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
@@ -139,7 +143,7 @@ class PythonReader:
             return self._end_of_call(cursor)
         key, stop = _name_at(cursor.text, cursor.pos)
         after = _skip(cursor.text, stop)
-        if after == len(cursor.text) and not cursor.final and len(key) <= _MAX_NAME:
+        if after == len(cursor.text) and not cursor.final and key:
             return "more"
         if not key or not cursor.text.startswith("=", after):
             return self._invalid(cursor)
@@ -153,11 +157,13 @@ class PythonReader:
         return None
 
     def _in_value(self, cursor: Cursor) -> Progress | None:
-        start = cursor.pos
-        cursor.advance(self._value.scan(cursor.text, start), "arguments")
+        cursor.advance(self._value.scan(cursor.text, cursor.pos), "arguments")
         if cursor.pos == len(cursor.text) and cursor.final:
             self._value.finish()
         self._calls.arguments(self._value.take())
+        if self._value.repeated:
+            self._calls.fail("duplicate_key", cursor.offset, recovered=True)
+            return None
         if self._value.failed:
             return self._invalid(cursor)
         if not self._value.done:
@@ -190,7 +196,7 @@ class PythonReader:
             return "more"
         if self._listed and sign == "]":
             return self._end_of_list(cursor)
-        if sign == "," or (sign in _NAME_SIGNS and not self._listed and sign):
+        if sign == "," or (not self._listed and _name_at(cursor.text, cursor.pos)[0]):
             self._calls.end()
             cursor.advance(cursor.pos + (sign == ","), "markup")
             self._state = self._name
@@ -211,7 +217,7 @@ class PythonReader:
         """The closer, or anything else where the model left it out."""
         if self._closer:
             self._next(cursor)
-            found = cursor.match(cursor.pos, longest_first((self._closer,)))
+            found = cursor.match(cursor.pos, (self._closer,))
             if found == "":
                 return "more"
             if found is None:

@@ -6,6 +6,7 @@ linear in the text; memory is the nesting and one number.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 
 from gateway.formats.codecs.values import escaped
@@ -24,24 +25,31 @@ _WORDS: Mapping[str, str] = {
 _TOKEN = re.compile(r"[0-9A-Za-z_.+-]*")
 _INTEGER = re.compile(r"([+-]?)(0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eE][+-]?[0-9]+)?\Z")
-_HEX = re.compile(r"([+-]?)0[xX]([0-9a-fA-F]+)\Z")
+_HEX = re.compile(r"([+-]?)0[xX]([0-9a-fA-F]{1,1000})\Z")
 _ESCAPES: Mapping[str, str] = {
     **{"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"},
     **{"\\": "\\", "'": "'", '"': '"', "\n": ""},
 }
 _HEX_DIGITS: Mapping[str, int] = {"x": 2, "u": 4, "U": 8}
+_OCTAL = "01234567"
+_MAX_CHARACTER_NAME = 100
 _RUNS: Mapping[str, re.Pattern[str]] = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
 
 
 class PythonText:
     """One value. `done` after its last character, `failed` before the first that cannot belong to it. `take` gives the JSON text
-    of what was read since the last time."""
+    of what was read since the last time. `scan` also stops after a key that its dict already has: `repeated` is then True until
+    the next `scan`."""
 
     def __init__(self) -> None:
         self.done = False
         self.failed = False
+        self.repeated = False
         self._state: Callable[[str, int], int] = self._value
         self._open: list[str] = []  # the closing signs of what is open
+        self._has_comma: list[bool] = []  # of each; brackets around one value without a comma are no tuple
+        self._keys: list[set[str]] = []  # of each, as JSON
+        self._key_text: list[str] = []
         self._json: list[str] = []
         self._token = ""
         self._quote = ""
@@ -49,6 +57,7 @@ class PythonText:
         self._triple = False
         self._raw = False
         self._escape = ""
+        self._digits = 0
         self._is_key = False
         self._high = ""  # the first half of a character that two escapes write
 
@@ -60,12 +69,15 @@ class PythonText:
 
     def scan(self, text: str, pos: int) -> int:
         """Read on from index `pos`; the index of the first character not read."""
-        while pos < len(text) and not (self.done or self.failed):
+        self.repeated = False
+        while pos < len(text) and not (self.done or self.failed or self.repeated):
             pos = self._state(text, pos)
         return pos
 
     def _give(self, text: str) -> None:
         self._json.append(text)
+        if self._is_key:
+            self._key_text.append(text)
 
     def _fail(self, pos: int) -> int:
         self.failed = True
@@ -87,6 +99,8 @@ class PythonText:
             if len(self._open) >= MAX_DEPTH:
                 return self._fail(pos)
             self._open.append({"[": "]", "(": ")", "{": "}"}[sign])
+            self._has_comma.append(False)
+            self._keys.append(set())
             self._give("{" if sign == "{" else "[")
             self._state = self._key if sign == "{" else self._value
             return pos + 1
@@ -131,10 +145,11 @@ class PythonText:
         sign = text[pos]
         if sign in _SPACE:
             return pos + 1
-        if sign == self._open[-1]:
+        if sign == self._open[-1] and (sign != ")" or self._has_comma[-1]):
             return self._close(pos)
         if sign != ",":
             return self._fail(pos)
+        self._has_comma[-1] = True
         self._state = self._after_comma
         return pos + 1
 
@@ -150,6 +165,8 @@ class PythonText:
 
     def _close(self, pos: int) -> int:
         self._give("}" if self._open.pop() == "}" else "]")
+        self._has_comma.pop()
+        self._keys.pop()
         self._end()
         return pos + 1
 
@@ -157,20 +174,27 @@ class PythonText:
         """A value is whole."""
         if self._is_key:
             self._is_key = False
+            self._end_key("".join(self._key_text))
             self._state = self._colon
         elif self._open:
             self._state = self._next
         else:
             self.done = True
 
+    def _end_key(self, key: str) -> None:
+        self.repeated = key in self._keys[-1]
+        self._keys[-1].add(key)
+        self._key_text.clear()
+
     # Numbers and words.
 
     def _word(self, text: str, pos: int) -> int:
         found = _TOKEN.match(text, pos)
         stop = found.end() if found else pos
+        room = _MAX_TOKEN - len(self._token)
+        if stop - pos > room:
+            return self._fail(pos + room)
         self._token += text[pos:stop]
-        if len(self._token) > _MAX_TOKEN:
-            return self._fail(pos)
         if self._token in ("r", "R", "u", "U") and stop < len(text) and text[stop] in "'\"":
             self._raw = self._token.lower() == "r"
             return self._begin(text[stop], stop)
@@ -214,7 +238,6 @@ class PythonText:
         if stop == len(text):
             return stop
         if text[stop] == "\\":
-            self._escape = ""
             self._state = self._escaped
             return stop + 1
         self._quotes = 0
@@ -241,25 +264,61 @@ class PythonText:
 
     def _escaped(self, text: str, pos: int) -> int:
         """What a backslash means; before another character it stands for itself, as it does in Python."""
-        self._escape += text[pos]
-        kind = self._escape[0]
-        if self._raw or (kind not in _ESCAPES and kind not in _HEX_DIGITS):
-            self._text("\\" + self._escape)
-        elif kind in _ESCAPES:
-            self._text(_ESCAPES[kind])
-        elif len(self._escape) > 1 and text[pos] not in "0123456789abcdefABCDEF":
-            return self._fail(pos)
-        elif len(self._escape) <= _HEX_DIGITS[kind]:
-            return pos + 1
-        elif not self._character(int(self._escape[1:], 16)):
-            return self._fail(pos)
+        kind = text[pos]
+        self._escape = ""
         self._state = self._string
+        if self._raw:
+            self._text("\\" + kind)
+        elif kind in _HEX_DIGITS:
+            self._digits = _HEX_DIGITS[kind]
+            self._state = self._by_number
+        elif kind in _OCTAL:
+            self._state = self._by_octal
+            return pos
+        elif kind == "N":
+            self._state = self._by_name
+        else:
+            self._text(_ESCAPES.get(kind, "\\" + kind))
         return pos + 1
 
-    def _character(self, code: int) -> bool:
+    def _by_number(self, text: str, pos: int) -> int:
+        if text[pos] not in "0123456789abcdefABCDEF":
+            return self._fail(pos)
+        self._escape += text[pos]
+        if len(self._escape) == self._digits:
+            code = int(self._escape, 16)
+            if code > 0x10FFFF:
+                return self._fail(pos)
+            self._character(code)
+            self._state = self._string
+        return pos + 1
+
+    def _by_octal(self, text: str, pos: int) -> int:
+        """Up to three digits."""
+        if text[pos] in _OCTAL:
+            self._escape += text[pos]
+            pos += 1
+            if len(self._escape) < 3:
+                return pos
+        self._character(int(self._escape, 8))
+        self._state = self._string
+        return pos
+
+    def _by_name(self, text: str, pos: int) -> int:
+        """`{BULLET}`."""
+        self._escape += text[pos]
+        if self._escape[0] != "{" or len(self._escape) > _MAX_CHARACTER_NAME:
+            return self._fail(pos)
+        if text[pos] == "}":
+            try:
+                self._text(unicodedata.lookup(self._escape[1:-1]))
+            except KeyError:
+                return self._fail(pos)
+            self._state = self._string
+        return pos + 1
+
+    def _character(self, code: int) -> None:
         """A character by its number; two halves of one are put together."""
-        if code > 0x10FFFF:
-            return False
         if 0xD800 <= code < 0xDC00:
             self._lone()
             self._high = chr(code)
@@ -269,7 +328,6 @@ class PythonText:
             self._give(escaped(chr(pair)))
         else:
             self._text(chr(code))
-        return True
 
     def _lone(self) -> None:
         """Half a character alone is none."""
