@@ -99,16 +99,16 @@ class TaggedReader:
         if codec.json is not None:
             self._state = self._begin_block
         self._other: Reader | None = None
-        self._separators = longest_first(codec.around)
         self._call_close = codec.call_close if codec.call_open else closer
         around = (*codec.around, opener, closer) if codec.call_open else (opener,)
         self._around_block = longest_first(around)
         self._between_calls = longest_first((codec.call_open, *codec.around, opener, closer))
-        self._in_call = longest_first((codec.key_open, codec.call_close, codec.call_open, *codec.around, opener, closer))
-        leads = ("", "\n") if codec.trim else ("",)
+        self._in_call = longest_first((codec.key_open, self._call_close, codec.call_open, *codec.around, opener, closer))
+        self._name_ends = Matcher(("\n", *self._in_call))
         self._plain_ends = Matcher(
             [
-                *(lead + tag for tag in (codec.value_close, self._call_close) for lead in leads),
+                *(lead + codec.value_close for lead in (("", "\n") if codec.trim else ("",))),
+                *(lead + self._call_close for lead in ("", "\n")),
                 *(lead + codec.key_open for lead in (("\n",) if codec.trim else ("", "\n"))),
             ]
         )
@@ -203,23 +203,14 @@ class TaggedReader:
     def _plain_name(self, cursor: Cursor) -> Progress | None:
         """A name that ends with its line, or where the first parameter or the call's end begins."""
         cursor.skip(_SPACE)
-        start = cursor.pos
-        stop = start
-        while stop < len(cursor.text) and stop - start <= _MAX_NAME and cursor.text[stop] != "\n":
-            tag = cursor.match(stop, self._in_call)
-            if tag == "":
-                return "more"
-            if tag:
-                break
-            stop += 1
-        if stop == len(cursor.text) and not cursor.final:
-            return "more"
-        name = cursor.text[start:stop].strip()
-        if not name or stop == len(cursor.text) or any(mark in name for mark in "{<"):
-            return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
         offset = cursor.offset
-        sep = cursor.match(stop, self._separators)
-        cursor.advance(stop + len(sep or ""), "markup")
+        stop, end = self._name_ends.find(cursor, cursor.pos)
+        name = cursor.text[cursor.pos : stop].strip()
+        if stop - cursor.pos > _MAX_NAME or (end and (not name or any(mark in name for mark in "{<"))):
+            return Damage("bad_header" if name else "missing_name", offset, offset)
+        if not end:
+            return "more"
+        cursor.advance(stop + len(end) * (end in self._codec.around), "markup")
         return self._begin(name, offset, self._body)
 
     def _begin(self, name: str, offset: int, then: Callable[[Cursor], Progress | None]) -> Progress | None:
