@@ -176,7 +176,7 @@ class Machine(Automaton):
         begin = cursor.pos
         at, literal = (self._program.at_start if self._blank else self._program.in_content).find(cursor, begin)
         text = cursor.text[begin:at]
-        if literal in self._program.starters and text.strip(_SPACE):
+        if literal in self._program.starters and (text.strip(_SPACE) or len(text) >= _MAX_BLANK):
             at, literal = self._program.in_content.find(cursor, begin)
             text = cursor.text[begin:at]
         if self._blank and len(text) < _MAX_BLANK and not text.strip(_SPACE):
