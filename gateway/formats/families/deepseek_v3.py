@@ -20,4 +20,5 @@ FORMAT = FormatSpec(
             ),
         ),
     ),
+    tokens=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
 )

@@ -14,4 +14,5 @@ FORMAT = FormatSpec(
             codec=NamedJson(call_open="<｜tool▁call▁begin｜>", name_end="<｜tool▁sep｜>", call_close="<｜tool▁call▁end｜>"),
         ),
     ),
+    tokens=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
 )

@@ -23,4 +23,5 @@ FORMAT = FormatSpec(
         ),
     ),
     newlines_before_call=1,
+    tokens=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )

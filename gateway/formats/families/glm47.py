@@ -22,4 +22,5 @@ FORMAT = FormatSpec(
             ),
         ),
     ),
+    tokens=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )

@@ -26,4 +26,5 @@ FORMAT = FormatSpec(
         ),
     ),
     call_ids="native",
+    tokens=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
 )

@@ -10,4 +10,5 @@ FORMAT = FormatSpec(
         Block(opener=Marker("[TOOL_CALLS]", token=True), closer=None, codec=NamedJson(name_end="[ARGS]", id_open="[CALL_ID]")),
     ),
     call_ids="nine_alnum",
+    tokens=("[ARGS]", "[CALL_ID]"),
 )

@@ -15,4 +15,5 @@ FORMAT = FormatSpec(
         ),
     ),
     call_ids="nine_alnum",
+    tokens=("[ARGS]", "[CALL_ID]"),
 )
