@@ -1,4 +1,4 @@
-"""Fixtures of `canitoolcall` through our parsers: on text, and on the ids of a synthetic tokenizer in which each marker is one id."""
+"""Fixtures of `canitoolcall` through our parsers: on text, and on ids of a synthetic tokenizer in which each marker is one id."""
 
 import itertools
 import re
@@ -12,6 +12,7 @@ from gateway.formats.base import Format, ParseOptions
 from gateway.request import (
     ContentText,
     Delta,
+    FinishReason,
     ReasoningText,
     ToolCallArguments,
     ToolCallEnd,
@@ -61,7 +62,7 @@ _TEXT_ID = 1000  # ids of markers are below
 def format_name(fixture: Fixture, family: Family) -> str:
     """The format that the fixture's model writes."""
     reference = family.reference_for(fixture.reference_model)
-    if reference is None:
+    if reference is None or reference.variant is None:
         raise LookupError(f"{fixture.id}: no reference model")
     return FORMATS[reference.variant]
 
@@ -102,7 +103,7 @@ class _Replay:
         return _folded([*deltas, *parser.finish(self._reason, Usage())])
 
     @property
-    def _reason(self) -> "str":
+    def _reason(self) -> FinishReason:
         return "length" if self._fixture.truncated else "stop"
 
     def _options(self, marker_ids: Mapping[str, int]) -> ParseOptions:
@@ -143,4 +144,6 @@ def _folded(deltas: Sequence[Delta]) -> ParseResult:
             case ToolCallEnd(index):
                 name, texts = pieces[index]
                 calls[index] = ParsedToolCall(name=name, arguments_raw="".join(texts))
-    return ParseResult(content="".join(content) or None, reasoning_content="".join(reasoning) or None, tool_calls=tuple(calls.values()))
+    return ParseResult(
+        content="".join(content) or None, reasoning_content="".join(reasoning) or None, tool_calls=tuple(calls.values())
+    )
