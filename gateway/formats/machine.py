@@ -179,7 +179,7 @@ class Machine(Automaton):
         if literal in self._program.starters and (text.strip(_SPACE) or len(text) >= _MAX_BLANK):
             at, literal = self._program.in_content.find(cursor, begin)
             text = cursor.text[begin:at]
-        if self._blank and len(text) < _MAX_BLANK and not text.strip(_SPACE):
+        if self._blank and len(text) < _MAX_BLANK and (not text.strip(_SPACE) or self._names_call(text, literal)):
             return self._blank_content(at, literal)
         if text:
             self._blank = self._may_think = False
@@ -187,6 +187,11 @@ class Machine(Automaton):
             return self._marker(at, literal, self._before_call(begin, at))
         self._text(at if cursor.final else self._before_call(begin, at))
         return False
+
+    def _names_call(self, text: str, literal: str) -> bool:
+        """Whether this text since the last marker is, or may be, the name of the call that follows it."""
+        named = self._spec.names_before_call and len(text.split()) == 1 and not text[-1].isspace()
+        return named and (literal in self._program.openers or not (literal or self._cursor.final))
 
     def _before_call(self, begin: int, at: int) -> int:
         """The index at which the text before a call ends, as the template writes newlines between them."""
@@ -213,7 +218,7 @@ class Machine(Automaton):
         reasoning = self._thinks
         if literal in program.openers or literal in program.starters:
             return self._opener(at, literal, text_to)
-        if literal == reasoning.opener.text and self._may_think and self._blank:
+        if literal == reasoning.opener.text and (self._may_think or reasoning.repeats) and self._blank:
             self._thought_from = cursor.base + at
             self._may_think = False
             self._fresh = True

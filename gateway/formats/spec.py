@@ -28,14 +28,15 @@ class Reasoning:
     """Where the thought is written. Characters of `trim` on either side of a marker are markup.
 
     The end of the prompt decides the start: after an open `opener` the answer begins inside the thought; after a closed one
-    there is none; without either the model may open one itself, before anything else. What `ended_by` names can only follow the
-    thought: it ends one whose closer was left out.
+    there is none; without either the model may open one itself, before anything else; with `repeats` after any marker. What
+    `ended_by` names can only follow the thought: it ends one whose closer was left out.
     """
 
     opener: Marker
     closer: Marker
     trim: str = "\n"
     ended_by: tuple[Marker, ...] = ()
+    repeats: bool = False
 
     def start(self, prompt_tail: str) -> tuple[Start, str]:
         """How the answer begins, and inside the thought what the prompt already says of it."""
@@ -121,6 +122,7 @@ class FormatSpec:
 
     `transparent` markers are markup wherever content may stand (wrappers of the answer, of a section of calls).
     `newlines_before_call` is how many newlines the family's template writes between text and a call: as many are markup.
+    `names_before_call`: between the last marker and a call's opener the call's name may stand, as markup.
     `tokens` are special tokens that are no markers but parts of them.
     `call_ids`: `random` ids are the gateway's; `nine_alnum` are nine letters or digits; `native` stand in the output.
     """
@@ -133,6 +135,7 @@ class FormatSpec:
     transparent: tuple[Marker, ...] = ()
     tokens: tuple[str, ...] = ()
     newlines_before_call: int = 0
+    names_before_call: bool = False
     call_ids: IdPolicy = "random"
     call_syntax: CallSyntax | None = None
 

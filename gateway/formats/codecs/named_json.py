@@ -85,7 +85,7 @@ class NamedReader:
         self._calls = calls
         self._bare = bare
         self._state: Callable[[Cursor], Progress | None] = self._between if codec.call_open else self._header
-        self._between_calls = longest_first((codec.call_open, "" if bare else closer))
+        self._between_calls = longest_first((codec.call_open, closer))
         self._marks = Matcher(self._between_calls)
         self._calls_read = 0
         self._name_at = 0
@@ -212,8 +212,11 @@ class NamedReader:
         if found == "":
             return "more"
         if found is None:
-            if not self._follows(cursor):
-                return "more" if cursor.pos == len(cursor.text) else Damage("invalid_json", cursor.offset, cursor.offset)
+            # The next call or the block's end must stand here, so that only this call's closer was left out.
+            follows = cursor.match(cursor.pos, longest_first((self._codec.call_open, self._closer)))
+            if not follows:
+                waits = follows == "" or cursor.pos == len(cursor.text)
+                return "more" if waits else Damage("invalid_json", cursor.offset, cursor.offset)
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
         else:
             cursor.advance(cursor.pos + len(close), "markup")
@@ -221,7 +224,3 @@ class NamedReader:
             self._calls.end()
         self._state = self._between
         return None
-
-    def _follows(self, cursor: Cursor) -> bool:
-        """Whether the next call or the block's end stands here, so that this call's closer was left out."""
-        return bool(cursor.match(cursor.pos, longest_first((self._codec.call_open, self._closer))))
