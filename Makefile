@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PURE := gateway/wire/*,gateway/dialects/*,gateway/prompt/*,gateway/formats/*,gateway/routing/*
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
-.PHONY: run test test-vllm lint bench services docs docs-check lock clean
+.PHONY: run test test-vllm lint bench conformance services docs docs-check lock clean
 
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
@@ -34,14 +34,19 @@ bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy, that of par
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_prompt
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_loop
 
+conformance: .venv/.dev  ## the public suite canitoolcall through our parsers, by text and by ids
+	PYTHONPATH=tests $(BIN)/python -m conformance.run
+
 services:  ## the Debian programs that tests need
 	scripts/services
 
-docs: .venv/.dev  ## docs/settings.md from the settings' own docstrings
+docs: .venv/.dev  ## docs/settings.md and docs/formats.md from the code
 	$(BIN)/python scripts/settings_docs.py
+	$(BIN)/python scripts/formats_docs.py
 
 docs-check: .venv/.dev
 	$(BIN)/python scripts/settings_docs.py --check
+	$(BIN)/python scripts/formats_docs.py --check
 
 lock: .venv/.dev  ## new versions into the locks, hashes included
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lock
