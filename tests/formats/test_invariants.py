@@ -179,7 +179,8 @@ def test_a_text_that_spells_markers_is_data_where_ids_are_known(each: CompiledFo
         tokens = [(10_000, character) for character in case.raw]
         found = run.fold(run.parse_tokens(each.program, case, tokens, ids, at_once=False))
         if not any(text in case.raw for text in other):
-            assert found.content == case.raw
+            blank = spec.headers is not None and not case.raw.strip(" \t\n\r")  # before a header it is markup
+            assert blank or found.content == case.raw
             kinds = {kind for kind, _ in found.failures} - ({"bad_header"} if spec.headers else set())
             assert kinds <= {"special_tokens_missing"}
             assert bool(kinds) <= any(text in case.raw for text in spelled)

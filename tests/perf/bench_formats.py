@@ -158,7 +158,7 @@ def main() -> int:
     failed = False
     text = text_of(SIZES[-1])
     print(f"slicing alone: {best_us(lambda: all(pieces(text)), SIZES[-1]):.2f} us a token")
-    print(f"{'format':<14}{'mode':<16}" + "".join(f"{size:>9}" for size in SIZES) + f"{'growth':>9}")
+    print(f"{'format':<18}{'mode':<16}" + "".join(f"{size:>9}" for size in SIZES) + f"{'growth':>9}")
     for form in {each.name: each for each in registry.load().values()}.values():
         for mode in outputs(form, 1):
             costs = []
@@ -170,7 +170,7 @@ def main() -> int:
             bad = growth >= 1.3 or costs[-1] >= 20
             failed = failed or bad
             print(
-                f"{form.name:<14}{mode:<16}" + "".join(f"{cost:>9.2f}" for cost in costs) + f"{growth:>9.2f}{' !' if bad else ''}"
+                f"{form.name:<18}{mode:<16}" + "".join(f"{cost:>9.2f}" for cost in costs) + f"{growth:>9.2f}{' !' if bad else ''}"
             )
     return 1 if failed else 0
 
