@@ -203,7 +203,7 @@ class NamedReader:
         return self._close_call(cursor)
 
     def _close_call(self, cursor: Cursor) -> Progress | None:
-        close = self._codec.call_close
+        close = self._codec.call_close or self._closer
         if not close:
             self._end_call()
             return "done"

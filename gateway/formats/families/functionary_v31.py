@@ -9,7 +9,7 @@ FORMAT = FormatSpec(
         Block(
             opener=Marker("<function="),
             closer=Marker("</function>"),
-            codec=NamedJson(name_end=">", call_close="</function>"),
+            codec=NamedJson(name_end=">"),
         ),
     ),
     newlines_before_call=1,
