@@ -16,6 +16,7 @@ from support import formats as run
 from gateway.formats import registry
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.named_json import NamedJson
+from gateway.formats.codecs.tagged import Tagged
 from gateway.formats.compiled import CompiledFormat
 from gateway.request import (
     ContentText,
@@ -154,7 +155,8 @@ def test_tokens_give_the_same_deltas_as_text(each: CompiledFormat) -> None:
     @given(_cases(each), st.integers(1, 6))
     def check(case: run.Case, size: int) -> None:
         whole = run.parse(each.program, case)
-        if any(isinstance(delta, ParseFailure) and delta.kind == "missing_closer" for delta in whole):
+        kinds = {delta.kind for delta in whole if isinstance(delta, ParseFailure)}
+        if Tagged in _codecs(each) and kinds & {"missing_closer", "truncated_call"}:
             return  # a tag that is only text may end a value without the block's closer; where that is an id it may not
         tokens = run.tokens_of(case.raw, ids, size)
         assert run.parse_tokens(each.program, case, tokens, ids, at_once=False) == whole
