@@ -112,7 +112,8 @@ class Harmony(Automaton):
         cursor = self._cursor
         text = cursor.text[cursor.pos : at]
         if not literal and cursor.final and self._in_role_or_channel(text):
-            self._fail("truncated_call" if cursor.cut and _RECIPIENT in text else "bad_header", self._message_at, recovered=False)
+            if not cursor.cut or _RECIPIENT in text:
+                self._fail("truncated_call" if cursor.cut else "bad_header", self._message_at, recovered=False)
             cursor.advance(at, "markup")
             return False
         if text.strip(_SPACE):
@@ -132,7 +133,9 @@ class Harmony(Automaton):
         cursor = self._cursor
         if self._channels.find(cursor, cursor.pos)[1]:
             return True
-        return self._started and (text.startswith(_ROLE) or _ROLE.startswith(text))
+        if self._started:
+            return text.startswith(_ROLE) or _ROLE.startswith(text)
+        return cursor.cut and any(marker.text.startswith(text) for marker in (self._headers.start, self._headers.channel))
 
     def _read(self, header: str) -> _Message:
         """The channel and the recipient; of several channels the last counts."""
@@ -171,10 +174,10 @@ class Harmony(Automaton):
                 self._say(at)
                 return False
             ends = self._ends_here(at, literal)
-            if ends is None:
+            if ends is None and not cursor.final:
                 self._say(at)
                 return False
-            if ends:
+            if ends is not False:  # where the output was cut in what follows, it would have been a message
                 break
             at += 1
         self._say(at)

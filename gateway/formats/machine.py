@@ -219,6 +219,8 @@ class Machine(Automaton):
         if literal in program.openers or literal in program.starters:
             return self._opener(at, literal, text_to)
         if literal == reasoning.opener.text and (self._may_think or reasoning.repeats) and self._blank:
+            if self._suspicion is not None:
+                self._believe()  # no thought begins within a thought
             self._thought_from = cursor.base + at
             self._may_think = False
             self._fresh = True

@@ -88,11 +88,13 @@ def parse_tokens(machine: Program, case: Case, tokens: Sequence[Token], ids: dic
 
 
 def marker_ids(spec: FormatSpec) -> dict[str, int]:
-    return {marker.text: number for number, marker in enumerate(spec.markers) if marker.token}
+    """An id for each marker that is a token, and for each token that markers are made of."""
+    tokens = (*(marker.text for marker in spec.markers if marker.token), *spec.tokens)
+    return {text: number for number, text in enumerate(tokens)}
 
 
 def tokens_of(raw: str, ids: dict[str, int], size: int = 4) -> list[Token]:
-    """A synthetic tokenizer: each marker is one token, other text pieces of `size` characters."""
+    """A synthetic tokenizer: each text with an id is one token, other text pieces of `size` characters."""
     tokens: list[Token] = []
     at = plain = 0
     ordered = sorted(ids, key=len, reverse=True)

@@ -14,6 +14,7 @@ from gateway.formats.cursor import Cursor
 from gateway.formats.spec import Damage, Progress
 
 _SPACE = " \t\n\r"
+_MAX_SPACE = 256  # after a separator, where it must be looked through again with each piece of text
 _MAX_HEAD = 512  # characters in which an object must show that it is a call
 
 
@@ -341,7 +342,8 @@ class WrapperReader:
         if not cursor.text.startswith(mark, at):
             return "more" if mark.startswith(cursor.text[at:]) and not cursor.final else "done"
         at += len(mark)
-        while at < len(cursor.text) and cursor.text[at] in _SPACE:
+        stop = min(len(cursor.text), at + _MAX_SPACE)
+        while at < stop and cursor.text[at] in _SPACE:
             at += 1
         if at == len(cursor.text):
             return "done" if cursor.final else "more"

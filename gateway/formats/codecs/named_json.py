@@ -203,7 +203,7 @@ class NamedReader:
         return self._close_call(cursor)
 
     def _close_call(self, cursor: Cursor) -> Progress | None:
-        close = self._codec.call_close
+        close = self._codec.call_close or self._closer
         if not close:
             self._end_call()
             return "done"
@@ -214,13 +214,13 @@ class NamedReader:
         if found is None:
             # The next call or the block's end must stand here, so that only this call's closer was left out.
             follows = cursor.match(cursor.pos, longest_first((self._codec.call_open, self._closer)))
-            if not follows:
+            if not follows and self._codec.call_open:
                 waits = follows == "" or cursor.pos == len(cursor.text)
                 return "more" if waits else Damage("invalid_json", cursor.offset, cursor.offset)
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
         else:
             cursor.advance(cursor.pos + len(close), "markup")
-        if self._bare:
+        if self._bare or not self._codec.call_open:
             self._calls.end()
         self._state = self._between
-        return None
+        return None if self._codec.call_open else "done"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.formats.calls import Calls
-from gateway.formats.codecs.values import converted, escaped, quoted, surely_text
+from gateway.formats.codecs.values import converted, escaped, quoted
 from gateway.formats.cursor import Cursor, Matcher
 from gateway.formats.schema import Parameters, Shape
 from gateway.formats.spec import Damage, Progress
@@ -77,10 +77,11 @@ class NestedReader:
     def _tag(self, cursor: Cursor, at: int) -> str | Damage | None:
         """The inside of the tag whose prefix is at this index; None if it is not all there."""
         start = at + len(self._codec.prefix)
-        if start == len(cursor.text) and not cursor.final:
+        open_ended = not cursor.final or cursor.cut
+        if start == len(cursor.text) and open_ended:
             return None
         stop = cursor.text.find(">", start, start + _MAX_TAG)
-        if stop < 0 and len(cursor.text) - start < _MAX_TAG and not cursor.final:
+        if stop < 0 and len(cursor.text) - start < _MAX_TAG and open_ended:
             return None
         if stop < 0 or cursor.text[start] != "<":
             return Damage("bad_header", cursor.base + at, cursor.base + at)
@@ -90,7 +91,7 @@ class NestedReader:
         cursor.advance(cursor.text.index(">", at + len(self._codec.prefix)) + 1, "markup")
 
     def _next_tag(self, cursor: Cursor) -> str | Damage | None:
-        """The inside of the tag after whitespace, consumed."""
+        """The inside of the tag after whitespace, unread."""
         if not cursor.skip(_SPACE):
             return None
         found = cursor.match(cursor.pos, (self._codec.prefix,))
@@ -98,10 +99,7 @@ class NestedReader:
             return None
         if found is None:
             return Damage("bad_header", cursor.offset, cursor.offset)
-        inside = self._tag(cursor, cursor.pos)
-        if isinstance(inside, str):
-            self._consume(cursor, cursor.pos)
-        return inside
+        return self._tag(cursor, cursor.pos)
 
     def _between(self, cursor: Cursor) -> Progress | None:
         """Before a call, or after one."""
@@ -128,6 +126,7 @@ class NestedReader:
             return Damage("bad_header" if word != self._codec.call else "missing_name", offset, cursor.offset)
         if self._calls.is_open:
             self._calls.end()
+        self._consume(cursor, cursor.pos)
         self._calls.start(name, offset)
         self._calls_read += 1
         self._parameters = self._calls.parameters(name)
@@ -147,21 +146,23 @@ class NestedReader:
         inside = self._next_tag(cursor)
         if not isinstance(inside, str):
             return inside or "more"
+        if not inside or (inside.startswith("/") and inside != f"/{self._codec.call}"):
+            return Damage("bad_header", cursor.offset, cursor.offset)
+        offset = cursor.offset
+        self._consume(cursor, cursor.pos)
         if inside == f"/{self._codec.call}":
             self._calls.arguments("}" if self._keys else "{}")
             self._state = self._between
             return None
-        if not inside or inside.startswith("/"):
-            return Damage("bad_header", cursor.offset, cursor.offset)
         if inside in self._keys:
-            self._calls.fail("duplicate_key", cursor.offset, recovered=True)
+            self._calls.fail("duplicate_key", offset, recovered=True)
         self._calls.arguments((", " if self._keys else "{") + f"{quoted(inside)}: ")
         self._keys.add(inside)
         self._open = [_Element(inside)]
         self._value_at = cursor.offset
         self._held_chars = 0
         types = self._parameters.types(inside)
-        self._streams = surely_text("a", types) and types.kinds == {"string"}
+        self._streams = types.kinds == {"string"}
         if self._streams:
             self._calls.arguments('"')
         self._state = self._value

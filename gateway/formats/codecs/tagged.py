@@ -404,10 +404,11 @@ class TaggedReader:
         return verdict
 
     def _follows(self, cursor: Cursor, at: int, tags: tuple[str, ...]) -> bool | None:
-        """Whether one of the tags, or the end of the output, stands here after whitespace; None if more text must decide."""
+        """Whether one of the tags, or the end of an output that was not cut, stands here after whitespace; None if more text must
+        decide."""
         at = _after_space(cursor.text, at)
         if at == len(cursor.text):
-            return True if cursor.final else None
+            return True if cursor.final and not cursor.cut else None
         tag = cursor.match(at, tags)
         return None if tag == "" else tag is not None
 

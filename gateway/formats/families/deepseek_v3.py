@@ -5,7 +5,7 @@ from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
 
 FORMAT = FormatSpec(
     name="deepseek_v3",
-    aliases=("deepseekv3", "deepseek_r1"),
+    aliases=("deepseekv3", "deepseek-v3", "deepseek_r1", "deepseek-r1"),
     reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
     blocks=(
         Block(

@@ -5,7 +5,7 @@ from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
 
 FORMAT = FormatSpec(
     name="deepseek_v4",
-    aliases=("deepseekv4",),
+    aliases=("deepseekv4", "deepseek-v4"),
     reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
     blocks=(
         Block(

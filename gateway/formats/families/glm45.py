@@ -5,7 +5,7 @@ from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
 
 FORMAT = FormatSpec(
     name="glm45",
-    aliases=("glm", "poolside_v1"),
+    aliases=("glm", "poolside_v1", "ling3", "spark25"),
     reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
     blocks=(
         Block(
