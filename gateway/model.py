@@ -61,4 +61,7 @@ def fitted(prompt: Prompt, max_tokens: int | None, context_tokens: int | None) -
     room = context_tokens - len(prompt.ids)
     if room <= 0:
         raise ContextTooLong(len(prompt.ids), context_tokens)
-    return replace(prompt, max_tokens=room if max_tokens is None else min(room, max_tokens))
+    if max_tokens is None or max_tokens <= room:
+        return replace(prompt, max_tokens=room if max_tokens is None else max_tokens)
+    cut = f"max_tokens: {room} of {max_tokens} are left of the context"
+    return replace(prompt, max_tokens=room, notes=(*prompt.notes, cut))

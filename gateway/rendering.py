@@ -6,6 +6,7 @@ interpreter for long in another process, where the gateway has one.
 
 import asyncio
 
+from gateway.errors import BadRequest
 from gateway.fleet.registry import Registry
 from gateway.model import Model, Rendered, fitted
 from gateway.request import GenerateRequest, Prompt
@@ -19,6 +20,7 @@ async def prompt_for(model: Model, request: GenerateRequest, registry: Registry)
     """The prompt with its token limit, or None where the engine templates itself. Raises a GatewayError."""
     if model.rendered is None:
         return None
+    _check_biases(request, model.rendered.prompter.tokenizer.vocab_size)
     context = context_of(model, registry)
     return fitted(await _prompt(model.rendered, request, context), request.max_tokens, context)
 
@@ -28,6 +30,16 @@ def context_of(model: Model, registry: Registry) -> int | None:
     said = [engine.context_tokens for engine in registry.view(model.name).engines]
     own = model.rendered.prompter.context_tokens if model.rendered is not None else None
     return min((context for context in (own, *said) if context is not None), default=None)
+
+
+def _check_biases(request: GenerateRequest, size: int) -> None:
+    """Refuses ids that the vocabulary lacks: engines pass over them without a word, or fail."""
+    for token_id, _ in request.sampling.logit_bias:
+        if token_id >= size:
+            raise BadRequest(
+                f"Invalid value for 'logit_bias.{token_id}': the vocabulary's ids are 0 to {size - 1}.",
+                param=f"logit_bias.{token_id}",
+            )
 
 
 async def _prompt(rendered: Rendered, request: GenerateRequest, context_tokens: int | None) -> Prompt:

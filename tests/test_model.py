@@ -33,13 +33,21 @@ def test_a_model_is_found_by_each_of_its_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("context", "asked", "given"),
-    [(None, None, None), (None, 50, 50), (100, None, 90), (100, 50, 50), (100, 500, 90), (11, None, 1)],
+    ("context", "asked", "given", "notes"),
+    [
+        (None, None, None, ()),
+        (None, 50, 50, ()),
+        (100, None, 90, ()),
+        (100, 90, 90, ()),
+        (100, 500, 90, ("max_tokens: 90 of 500 are left of the context",)),
+        (11, None, 1, ()),
+    ],
 )
-def test_an_answer_fits_the_context(context: int | None, asked: int | None, given: int | None) -> None:
-    prompt = Prompt("x", tuple(range(10)), max_tokens=7)
-    assert fitted(prompt, asked, context).max_tokens == given
-    assert fitted(prompt, asked, context).ids == prompt.ids
+def test_an_answer_fits_the_context(context: int | None, asked: int | None, given: int | None, notes: tuple[str, ...]) -> None:
+    prompt = Prompt("x", tuple(range(10)), max_tokens=7, notes=("mapped",))
+    made = fitted(prompt, asked, context)
+    assert (made.max_tokens, made.ids) == (given, prompt.ids)
+    assert made.notes == ("mapped", *notes)
 
 
 @pytest.mark.parametrize("context", [10, 9, 1])

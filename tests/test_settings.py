@@ -152,8 +152,8 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
     "unknown key": (
         MODEL + "limits:\n  xyzzy: 1",
         [
-            "f.yaml:7:3: limits.xyzzy: unknown key; known here: n, stop, logprobs, tools, messages, queue_requests, queue_wait_s, "
-            "render_workers, render_s"
+            "f.yaml:7:3: limits.xyzzy: unknown key; known here: n, stop, logprobs, tools, messages, queue_requests, "
+            "queue_wait_s, render_workers, render_s"
         ],
     ),
     "a key that is a number": (MODEL + "limits: {1: 2}", ["f.yaml:6:10: limits: a key must be text"]),

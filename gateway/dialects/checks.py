@@ -13,7 +13,7 @@ from gateway.wire.jsonio import JsonError, Raw
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KWARG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-_NOT_IN_HEADER = re.compile(r"[^A-Za-z0-9_.-]")
+_NOT_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _NULL = Raw(b"null")
 _MAX_IGNORED = 32
 

@@ -11,16 +11,29 @@ Choices where clients and engines differ:
 - `continue_final_message` alone is enough: `add_generation_prompt`, true by default, is then false.
 - A value in `chat_template_kwargs` wins over what `reasoning_effort` means for the template.
 - An escape of half a character, which no text can hold, is read as U+FFFD and named in `ignored` as `lone-surrogates`.
-- Top-level fields that nothing uses are named in `ignored`, those of OpenAI's API too.
+- Fields that nothing uses are named in `ignored`, those of OpenAI's API too: of the body, of `stream_options`, and, each once for
+  all items, of messages, their parts and calls, and of tools (`messages[].x`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from gateway.dialects import checks
 from gateway.dialects.base import LONE_SURROGATES, Limits
 from gateway.dialects.checks import invalid
-from gateway.dialects.openai_fields import Call, ChatBody, Function, NamedChoice, NamedFunction, ResponseFormat, WireMessage
+from gateway.dialects.openai_fields import (
+    Call,
+    CalledFunction,
+    ChatBody,
+    Function,
+    NamedChoice,
+    NamedFunction,
+    OnlyBody,
+    ResponseFormat,
+    Tool,
+    WireMessage,
+)
 from gateway.errors import BadRequest, shown
 from gateway.request import GenerateRequest, JsonAnswer, Message, Role, Sampling, ToolCall, ToolChoice, ToolSpec
 from gateway.wire.jsonio import Decoder, JsonError, Raw, without_lone_surrogates
@@ -39,6 +52,7 @@ _PART_VALUES: Mapping[str, type] = {"text": str, "refusal": str, "image_url": di
 _OTHER_NAMES: Mapping[str, str] = {"input_text": "text", "output_text": "text"}  # the Responses API's, which some clients send
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _BIAS_BYTES = 64  # more than one entry of `logit_bias` takes, however it is spaced
+_MOST_NAMED = 256  # unknown fields of one kind of item
 _TINY = 5e-324  # the smallest number above 0
 _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("temperature", 0, 2, "between 0 and 2"),
@@ -57,8 +71,10 @@ _USED = frozenset(ChatBody.__struct_fields__)
 
 _outline: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 _items: Decoder[list[Raw]] = Decoder(list[Raw])
+_outlines: Decoder[list[dict[str, Raw]]] = Decoder(list[dict[str, Raw]])
 _text: Decoder[str] = Decoder(str)
 _body: Decoder[ChatBody] = Decoder(ChatBody)
+_only_body: Decoder[OnlyBody] = Decoder(OnlyBody)
 
 
 def parse(data: bytes, limits: Limits) -> GenerateRequest:
@@ -83,7 +99,15 @@ def _read(data: bytes, limits: Limits, mended: Iterable[str] = ()) -> GenerateRe
     fields = _outline.decode(data)
     _bound_sizes(fields, limits)
     checks.refuse(checks.given(fields))
-    return _request(data, fields, _body.decode(data), limits, mended)
+    return _request(data, fields, _decoded(data), limits, mended)
+
+
+def _decoded(data: bytes) -> ChatBody:
+    """An OnlyBody where it is one."""
+    try:
+        return _only_body.decode(data)
+    except JsonError:
+        return _body.decode(data)
 
 
 def _bound_sizes(fields: Mapping[str, Raw], limits: Limits) -> None:
@@ -139,6 +163,41 @@ def _ignored(fields: Mapping[str, Raw], body: ChatBody) -> Iterator[str]:
             yield from (f"stream_options.{name}" for name in options if name != "include_usage")
         else:
             yield "stream_options"
+    yield from _distinct("messages[].content[]", _unread_of_parts(body.messages))
+    if not isinstance(body, OnlyBody):
+        yield from _ignored_of_items(fields, body)
+
+
+def _unread_of_parts(messages: Iterable[WireMessage]) -> Iterator[str]:
+    for parts in [wire.content for wire in messages if isinstance(wire.content, list)]:
+        for part in parts:
+            kind = part["type"]
+            read = ("type", kind, _OTHER_NAMES.get(kind, kind))
+            yield from (name for name, value in part.items() if name not in read and value is not None)
+
+
+def _ignored_of_items(fields: Mapping[str, Raw], body: ChatBody) -> Iterator[str]:
+    """What messages and tools have beside the fields of their shapes."""
+    messages = _outlines.decode(fields["messages"])
+    said = zip(messages, body.messages, strict=True)
+    lists = [outline["tool_calls"] for outline, wire in said if wire.tool_calls and wire.role == "assistant"]
+    calls = [call for raw in lists for call in _outlines.decode(raw)]
+    tools = _outlines.decode(fields["tools"]) if body.tools else []
+    for at, outlines, shape in (
+        ("messages[]", messages, WireMessage),
+        ("messages[].tool_calls[]", calls, Call),
+        ("messages[].tool_calls[].function", [_outline.decode(call["function"]) for call in calls], CalledFunction),
+        ("tools[]", tools, Tool),
+        ("tools[].function", [_outline.decode(tool["function"]) for tool in tools], Function),
+        ("functions[]", _outlines.decode(fields["functions"]) if body.functions else [], Function),
+    ):
+        used = frozenset(shape.__struct_fields__)
+        yield from _distinct(at, (name for outline in outlines for name in checks.given(outline) if name not in used))
+
+
+def _distinct(at: str, names: Iterable[str]) -> Iterator[str]:
+    """The paths of the names, each once. A body may hold millions: no more than a few are worth a header."""
+    yield from (f"{at}.{name}" for name in islice(dict.fromkeys(names), _MOST_NAMED))
 
 
 def _messages(wires: Sequence[WireMessage]) -> tuple[Message, ...]:

@@ -92,10 +92,16 @@ def fit_kwargs(given: Mapping[str, Any], read: frozenset[str]) -> tuple[dict[str
             fitted[name] = value
         elif others:
             fitted[others[0]] = value
-            notes.append(f"chat_template_kwargs.{name} is given as {others[0]}")
+            notes.append(f"{_sent_as(name, given)} is given as {others[0]}")
         elif name != EFFORT or value != "none" or thinking_switch(given) is not False:
-            notes.append(f"chat_template_kwargs.{name} is not read by the template")
+            notes.append(f"{_sent_as(name, given)} is not read by the template")
     return fitted, tuple(notes)
+
+
+def _sent_as(name: str, given: Mapping[str, Any]) -> str:
+    """The client's field that a variable came from."""
+    off = name in THINKING_SWITCHES and given.get(EFFORT) == "none" and given[name] is False
+    return EFFORT if name == EFFORT or off else f"chat_template_kwargs.{name}"
 
 
 def thinking_switch(kwargs: Mapping[str, Any]) -> bool | None:

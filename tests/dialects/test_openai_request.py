@@ -422,6 +422,31 @@ def test_what_is_ignored_is_named() -> None:
     assert request.ignored == ("_", "_vil__x-a__b", "metadata", "prompt_cache_key", "store", "user", "x" * 64, "zeta")
 
 
+def test_what_is_ignored_inside_messages_and_tools_is_named_once() -> None:
+    part = {"type": "text", "text": "t", "cache_control": {"type": "ephemeral"}, "nothing": None}
+    call = {**CALL, "index": 0, "function": {"name": "f", "arguments": "{}", "x": 1}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    request = read(
+        messages=[
+            HI | {"bar": 1, "baz": None},
+            HI | {"bar": 2, "content": [part, part, {"type": "input_text", "text": "t", "input_text": "u"}]},
+            HI | {"tool_calls": [{"id": "c", "nobody": "reads this"}]},
+            answer,
+        ],
+        tools=[tool(), tool("g", examples=[]) | {"zz": 1}],
+    )
+    assert request.ignored == (
+        *("messages[].bar", "messages[].content[].cache_control"),
+        *("messages[].tool_calls[].function.x", "messages[].tool_calls[].index", "tools[].function.examples", "tools[].zz"),
+    )
+    assert read(functions=[{"name": "f", "zz": 1}]).ignored == ("functions[].zz",)
+
+
+def test_of_unknown_names_inside_messages_no_more_are_looked_at_than_a_header_is_worth() -> None:
+    request = read(messages=[HI | {f"m{number}": 1} for number in range(1000)])
+    assert request.ignored[-1] == "and-224-more"
+
+
 def test_many_ignored_names_are_counted() -> None:
     request = read(**{f"field{i:03}": i for i in range(100)})
     assert len(request.ignored) == 33

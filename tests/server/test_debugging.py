@@ -120,6 +120,8 @@ REFUSED = [
     (RENDER, {"model": "m", "messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role"),
     (RENDER, {**HELLO, "tools": [TOOL]}, 400, "tools"),
     (RENDER, {"model": "m", "messages": [{"role": "user", "content": "é" * 9000}]}, 400, "messages"),
+    (RENDER, {**HELLO, "logit_bias": {"8": 1, "99999": -1}}, 400, "logit_bias.99999"),
+    ("/v1/chat/completions", {**HELLO, "logit_bias": {"99999": 1}}, 400, "logit_bias.99999"),
     ("/tokenize", {"prompt": "a"}, 400, "model"),
     ("/tokenize", {"model": "m"}, 400, "prompt"),
     ("/tokenize", {**HELLO, "prompt": "a"}, 400, "prompt"),

@@ -101,7 +101,8 @@ def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | N
     source = {"format": "engine"} if kind == "openai" else {"source": str(tiny_model())}
     model = {"name": "m", **source, "engines": [{"id": "e", "url": url, "kind": kind, **(engine or {})}], **changed}
     server = {"port": 0, "admin_port": 0, "drain_s": 1, **sections.pop("server", {})}
-    limits = {"render_workers": 0, **sections.pop("limits", {})}  # a process for each test that renders nothing long would be slow
+    # A process for each test that renders nothing long would be slow.
+    limits = {"render_workers": 0, **sections.pop("limits", {})}
     return Settings.model_validate({"server": server, "models": [model], "limits": limits, **sections})
 
 
