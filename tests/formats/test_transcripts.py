@@ -1,6 +1,7 @@
 """Every family's table of outputs: at once, by character, by token, in random splits, as text and as ids, and cut anywhere."""
 
 import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -55,7 +56,7 @@ TOOLS = (
 FAMILIES: dict[str, Program] = {each.name: each.program for each in registry.load().values() if isinstance(each, CompiledFormat)}
 TABLES = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("*.yaml"))}
 ROWS = [pytest.param(name, row, id=f"{name}-{row['name']}") for name, rows in TABLES.items() for row in rows]
-SPLITS = 50
+SPLITS = int(os.environ.get("FORMAT_SPLITS", "8"))  # `make splits` takes 200
 
 
 def _case(row: dict[str, Any]) -> run.Case:
