@@ -2,12 +2,13 @@
 PYTHON ?= python3
 PORT ?= 8080
 BENCH ?=
+FUZZ_S ?= 600
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PURE := gateway/wire/*,gateway/dialects/*,gateway/prompt/*,gateway/formats/*,gateway/routing/*
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
-.PHONY: run test test-vllm lint bench services docs docs-check lock clean
+.PHONY: run test test-vllm lint bench conformance splits fuzz services docs docs-check lock clean
 
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
@@ -34,14 +35,26 @@ bench: .venv/.dev  ## the gateway's own cost beside a minimal proxy, that of par
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_prompt
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_loop
 
+conformance: .venv/.dev  ## the public suite canitoolcall through our parsers, by text and by ids
+	PYTHONPATH=tests $(BIN)/python -m conformance.run
+
+splits: .venv/.dev  ## every transcript of every format in 200 random splits
+	FORMAT_SPLITS=200 $(BIN)/python -m pytest --quiet tests/formats/test_transcripts.py
+
+fuzz: .venv/.dev  ## coverage-guided fuzzing of the formats, FUZZ_S seconds (600)
+	$(PIP) --no-deps --target .cache/fuzz atheris==3.0.0
+	PYTHONPATH=.cache/fuzz:.:tests $(BIN)/python tests/fuzz/formats.py -max_total_time=$(FUZZ_S)
+
 services:  ## the Debian programs that tests need
 	scripts/services
 
-docs: .venv/.dev  ## docs/settings.md from the settings' own docstrings
+docs: .venv/.dev  ## docs/settings.md and docs/formats.md from the code
 	$(BIN)/python scripts/settings_docs.py
+	$(BIN)/python scripts/formats_docs.py
 
 docs-check: .venv/.dev
 	$(BIN)/python scripts/settings_docs.py --check
+	$(BIN)/python scripts/formats_docs.py --check
 
 lock: .venv/.dev  ## new versions into the locks, hashes included
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lock

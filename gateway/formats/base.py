@@ -75,6 +75,17 @@ class Format(Protocol):
     def call_syntax(self) -> CallSyntax | None:
         """Where calls are JSON in a wrapper; None for other codecs."""
 
+    @property
+    def spelled(self) -> tuple[str, ...]:
+        """The text of every marker."""
+
+    @property
+    def thought_sign(self) -> str:
+        """A text that every template of models that think in this format holds; empty where they do not think."""
+
+    def reads_as(self, other: "Format", *, thoughts: bool) -> bool:
+        """Whether the two differ in nothing but their names and, where that does not matter, their `thoughts`."""
+
     def open_thought(self, prompt_tail: str) -> str | None:
         """The text that closes the thought where the template has opened one: the model writes it before its answer."""
 

@@ -142,6 +142,7 @@ class Calls:
         self._pieces: list[str] | None = None
         self._mismatch = False
         self._name = ""
+        self._ids: list[str] = []  # of the calls before `index`
 
     @property
     def sent(self) -> bool:
@@ -163,11 +164,14 @@ class Calls:
 
     def start(self, name: str, offset: int, native_id: str | None = None) -> None:
         """The next call's name is known; it stands at `offset`."""
-        call_id = native_id if self._policy == "native" and native_id else self._new_id()
+        del self._ids[self.index :]
+        own = native_id if self._policy == "native" and native_id not in self._ids else None
+        call_id = own or self._new_id()
         if self._policy == "nine_alnum":
             call_id = nine_alnum(call_id)
         if self._hold:
             self._output.branch()
+        self._ids.append(call_id)
         self.is_open = True
         self._mismatch = False
         self._name = name

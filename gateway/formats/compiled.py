@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from gateway.formats.base import CallSyntax, ParseOptions, Parser
+from gateway.formats.base import CallSyntax, Format, ParseOptions, Parser
+from gateway.formats.cursor import Cursor
+from gateway.formats.harmony import Harmony
 from gateway.formats.machine import Machine
 from gateway.formats.program import DEFAULT_HELD_CHARS, Program, compile_program
 from gateway.formats.spec import FormatSpec
@@ -28,7 +30,28 @@ class CompiledFormat:
     @property
     def visible(self) -> tuple[str, ...]:
         """Markers that may be special tokens: the engine must not hide them."""
-        return tuple(marker.text for marker in self.program.spec.markers if marker.token)
+        spec = self.program.spec
+        return (*(marker.text for marker in spec.markers if marker.token), *spec.tokens)
+
+    @property
+    def spelled(self) -> tuple[str, ...]:
+        """The text of every marker."""
+        return tuple(marker.text for marker in self.program.spec.markers)
+
+    @property
+    def thought_sign(self) -> str:
+        """A text that every template of models that think in this format holds; empty where they do not think."""
+        spec = self.program.spec
+        if spec.headers is not None:
+            return spec.headers.thoughts[0]
+        return spec.reasoning.closer.text if spec.reasoning is not None else ""
+
+    def reads_as(self, other: Format, *, thoughts: bool) -> bool:
+        """Whether the two differ in nothing but their names and, where that does not matter, their `thoughts`."""
+        if not isinstance(other, CompiledFormat):
+            return False
+        one, another = (_nameless(each.program.spec, thoughts=thoughts) for each in (self, other))
+        return one == another
 
     @property
     def call_syntax(self) -> CallSyntax | None:
@@ -42,7 +65,17 @@ class CompiledFormat:
 
     def parser(self, options: ParseOptions) -> Parser:
         """A fresh parser for one answer."""
-        return Machine(self.program if options.calls else self.text_only, options)
+        return automaton(self.program if options.calls else self.text_only, options)
+
+
+def _nameless(spec: FormatSpec, *, thoughts: bool) -> FormatSpec:
+    return replace(spec, name="", aliases=(), call_syntax=None, reasoning=spec.reasoning if thoughts else None)
+
+
+def automaton(program: Program, options: ParseOptions, cursor: Cursor | None = None) -> Parser:
+    """A fresh parser over a compiled program."""
+    kind = Machine if program.spec.headers is None else Harmony
+    return kind(program, options, cursor)
 
 
 def compile_format(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> CompiledFormat:

@@ -19,7 +19,20 @@ class Cursor:
     that `rewind` can read it again.
     """
 
-    __slots__ = ("_by_id", "_kept", "_kept_from", "_marks", "base", "cut", "final", "kept_at", "pos", "spelled_at", "text")
+    __slots__ = (
+        "_by_id",
+        "_kept",
+        "_kept_from",
+        "_marks",
+        "_proofs",
+        "base",
+        "cut",
+        "final",
+        "kept_at",
+        "pos",
+        "spelled_at",
+        "text",
+    )
 
     def __init__(self, by_id: Iterable[str] = ()) -> None:
         self.text = ""
@@ -31,6 +44,7 @@ class Cursor:
         self.kept_at: int | None = None
         self._by_id = frozenset(by_id)
         self._marks: set[int] = set()
+        self._proofs: dict[str, int] = {}
         self._kept: list[str] = []
         self._kept_from = 0
 
@@ -84,7 +98,7 @@ class Cursor:
         """Whether this marker stands anywhere in what was kept or is unread."""
         text, at = self.kept(), -1
         while (at := text.find(literal, at + 1)) >= 0:
-            if self.kept_at is not None and (literal not in self._by_id or self.kept_at + at in self._marks):
+            if self.kept_at is not None and (not self.by_id(literal) or self.kept_at + at + self._proof(literal) in self._marks):
                 return True
         return False
 
@@ -100,12 +114,21 @@ class Cursor:
         self.pos = offset - self.base
 
     def by_id(self, literal: str) -> bool:
-        """Whether this marker is known by its token's id alone."""
-        return literal in self._by_id
+        """Whether this marker is known by a token's id alone: its own, or that of one in it."""
+        return self._proof(literal) >= 0
 
     def is_marker(self, literal: str, at: int) -> bool:
         """Whether this text at index `at`, which spells a marker, is the marker."""
-        return literal not in self._by_id or self.base + at in self._marks
+        proof = self._proof(literal)
+        return proof < 0 or self.base + at + proof in self._marks
+
+    def _proof(self, literal: str) -> int:
+        """Where in the literal a token stands whose id proves it; -1 where none does."""
+        known = self._proofs.get(literal)
+        if known is None:
+            found = [at for token in self._by_id if (at := literal.find(token)) >= 0]
+            known = self._proofs[literal] = min(found, default=-1)
+        return known
 
     def match(self, at: int, literals: Sequence[str]) -> str | None:
         """The marker that stands exactly at index `at`; "" if more text must decide; None if there is none. Text that was cut

@@ -13,15 +13,13 @@ A call inside the thought is a suspicion: it is read ahead with its deltas held 
 cannot be read, it was thought; if the output ends first, the thought had ended at its opener.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.formats.automaton import Automaton
 from gateway.formats.base import ParseOptions
-from gateway.formats.calls import Calls, Output
 from gateway.formats.cursor import Cursor
 from gateway.formats.program import Program
-from gateway.formats.spec import Damage, Marker, Reader, Reasoning
-from gateway.request import Delta, FailureKind, Finish, FinishReason, ParseFailure, Usage
+from gateway.formats.spec import Block, Damage, Marker, Reader, Reasoning
 
 _SPACE = " \t\n\r"
 _MAX_BLANK = 256  # a longer run of whitespace is text
@@ -39,19 +37,14 @@ class _Suspicion:
     whole: int
 
 
-class Machine:
+class Machine(Automaton):
     """One answer's parser."""
 
     def __init__(self, program: Program, options: ParseOptions, cursor: Cursor | None = None) -> None:
+        super().__init__(program, options, cursor)
         self._program = program
         self._spec = program.spec
         self._thinks = program.spec.reasoning or _NO_THOUGHT
-        own = {marker.text for marker in program.spec.markers}
-        self._markers = {token: text for text, token in options.marker_ids.items() if text in own}
-        self._cursor = cursor or Cursor(self._markers.values())
-        self._output = Output()
-        self._calls = Calls(options, self._output, self._cursor, program.spec.call_ids, program.held_chars)
-        self._has_tools = bool(options.tools)
         self._reader: Reader
         self._has_closer = False
         self._suspicion: _Suspicion | None = None
@@ -62,7 +55,7 @@ class Machine:
         self._after_marker = False
         self._fresh = True  # a marker stood right before: newlines are markup
         self._may_think = program.spec.reasoning is not None
-        self._state: Callable[[], bool] = self._content if own else self._all_content
+        self._state = self._content if program.spec.markers else self._all_content
         self._start(options.prompt_tail)
 
     def _start(self, prompt_tail: str) -> None:
@@ -76,60 +69,11 @@ class Machine:
             self._state = self._thought
             self._fresh = not said.strip(_SPACE)
 
-    def feed(self, text: str) -> list[Delta]:
-        """The deltas that this text completes."""
-        self._cursor.add(text)
-        self._run()
-        return self._output.take()
-
-    def feed_tokens(self, tokens: Sequence[tuple[int, str]]) -> list[Delta]:
-        """The deltas that these tokens complete. A marker whose text the engine hid is put back."""
-        cursor = self._cursor
-        for token, text in tokens:
-            marker = self._markers.get(token)
-            if marker is None:
-                cursor.add(text)
-            else:
-                cursor.add(text.removesuffix(marker))
-                cursor.add_marker(marker)
-        self._run()
-        return self._output.take()
-
-    def finish(self, reason: FinishReason, usage: Usage) -> list[Delta]:
-        """The rest, and `Finish`."""
-        self._cursor.final = True
-        self._cursor.cut = reason == "length"
-        self._run()
-        while self._close():
-            self._run()
-        if self._calls.whole == 0 and self._has_tools and self._cursor.spelled_at is not None:
-            self._fail("special_tokens_missing", self._cursor.spelled_at)
-        if reason in ("stop", "tool_calls"):
-            reason = "tool_calls" if self._calls.whole else "stop"
-        self._output.add(Finish(reason, usage))
-        return self._output.take()
-
-    def _run(self) -> None:
-        try:
-            while self._state():
-                pass
-        except Exception:  # a fault of ours must cost the client no text: it is counted, and the rest is content
-            self._calls.abandon("internal", self._cursor.offset)
-            if self._state == self._call:
-                self._to_raw(_NEVER)
-            if self._suspicion is not None:
-                self._believe()
-            self._state = self._all_content
-            self._all_content()
-
-    def _fail(self, kind: FailureKind, offset: int) -> None:
-        self._output.add(ParseFailure(kind, None, offset, True))
-
-    def _all_content(self) -> bool:
-        cursor = self._cursor
-        self._output.content(cursor.text[cursor.pos :])
-        cursor.advance(len(cursor.text), "content")
-        return False
+    def _give_up(self) -> None:
+        if self._state == self._call:
+            self._to_raw(_NEVER)
+        if self._suspicion is not None:
+            self._believe()
 
     # The thought.
 
@@ -151,8 +95,12 @@ class Machine:
         cursor.advance(certain, "reasoning")
         if not literal:
             return False
-        if literal != reasoning.closer.text:
+        if literal in self._program.openers:
             self._suspect(cursor.base + at)
+            return True
+        if literal != reasoning.closer.text:
+            self._fail("implicit_reasoning_end", cursor.base + at)
+            self._to_content()
             return True
         cursor.advance(at + len(literal), "markup")
         self._to_content()
@@ -226,9 +174,12 @@ class Machine:
         if self._fresh:
             self._fresh = not cursor.skip("\n")
         begin = cursor.pos
-        at, literal = self._program.in_content.find(cursor, begin)
+        at, literal = (self._program.at_start if self._blank else self._program.in_content).find(cursor, begin)
         text = cursor.text[begin:at]
-        if self._blank and len(text) < _MAX_BLANK and not text.strip(_SPACE):
+        if literal in self._program.starters and (text.strip(_SPACE) or len(text) >= _MAX_BLANK):
+            at, literal = self._program.in_content.find(cursor, begin)
+            text = cursor.text[begin:at]
+        if self._blank and len(text) < _MAX_BLANK and (not text.strip(_SPACE) or self._names_call(text, literal)):
             return self._blank_content(at, literal)
         if text:
             self._blank = self._may_think = False
@@ -237,18 +188,17 @@ class Machine:
         self._text(at if cursor.final else self._before_call(begin, at))
         return False
 
+    def _names_call(self, text: str, literal: str) -> bool:
+        """Whether this text since the last marker is, or may be, the name of the call that follows it."""
+        named = self._spec.names_before_call and len(text.split()) == 1 and not text[-1].isspace()
+        return named and (literal in self._program.openers or not (literal or self._cursor.final))
+
     def _before_call(self, begin: int, at: int) -> int:
         """The index at which the text before a call ends, as the template writes newlines between them."""
         end = at
         while end > begin and at - end < self._spec.newlines_before_call and self._cursor.text[end - 1] == "\n":
             end -= 1
         return end
-
-    def _text(self, to: int) -> None:
-        cursor = self._cursor
-        if to > cursor.pos:
-            self._output.content(cursor.text[cursor.pos : to])
-            cursor.advance(to, "content")
 
     def _blank_content(self, at: int, literal: str) -> bool:
         """Only whitespace since the last marker: it is markup if a marker follows, or came before and nothing follows."""
@@ -266,9 +216,11 @@ class Machine:
         """A marker in content at index `at`; the text before it ends at `text_to`."""
         cursor, program = self._cursor, self._program
         reasoning = self._thinks
-        if literal in program.openers:
+        if literal in program.openers or literal in program.starters:
             return self._opener(at, literal, text_to)
-        if literal == reasoning.opener.text and self._may_think and self._blank:
+        if literal == reasoning.opener.text and (self._may_think or reasoning.repeats) and self._blank:
+            if self._suspicion is not None:
+                self._believe()  # no thought begins within a thought
             self._thought_from = cursor.base + at
             self._may_think = False
             self._fresh = True
@@ -293,26 +245,35 @@ class Machine:
         return True
 
     def _opener(self, at: int, literal: str, text_to: int) -> bool:
-        """A block begins."""
+        """A block begins, if it is one."""
+        cursor, program = self._cursor, self._program
+        starter = program.starters.get(literal)
+        block, bare = (starter, True) if starter is not None else program.openers[literal]
+        begins = block.codec.begins(cursor, at, self._calls.names) if bare else True
+        if begins:
+            self._begin_block(block, at, text_to, "" if bare else literal, counted=starter is None)
+            return True
+        if begins is None:
+            self._text(text_to)
+            return False
+        if starter is None:
+            return self._stray(at, literal)
+        self._blank = self._may_think = False  # an answer that begins like a call
+        return True
+
+    def _begin_block(self, block: Block, at: int, text_to: int, opener: str, *, counted: bool) -> None:
+        """Reads on as a block from index `at`; without its `opener` that is counted, unless it may be so."""
         cursor, calls = self._cursor, self._calls
-        block, bare = self._program.openers[literal]
-        if bare:
-            begins = block.codec.begins(cursor, at, calls.names)
-            if begins is None:
-                self._text(text_to)
-                return False
-            if not begins:
-                return self._stray(at, literal)
+        bare = not opener
         self._text(text_to)
         calls.begin()
-        if bare:
+        if bare and counted:
             calls.fail("missing_opener", cursor.base + at, recovered=True)
-        cursor.advance(at if bare else at + len(literal), "markup")
+        cursor.advance(at + len(opener), "markup")
         self._has_closer = block.closer is not None
         self._reader = block.codec.reader(block.opener.text, block.closer.text if block.closer else "", calls, bare)
         self._may_think = False
         self._state = self._call
-        return True
 
     # A block of calls.
 

@@ -15,13 +15,16 @@ DEFAULT_HELD_CHARS = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Program:
     """The searches. `openers` are the markers that begin a block, and whether they are the codec's own, the block's being left
-    out; `held_chars` caps what is held back: a value that is no string, a call in a thought."""
+    out; `at_start` finds the `starters` too, which do so where the answer begins; `held_chars` caps what is held back: a value
+    that is no string, a call in a thought."""
 
     spec: FormatSpec
     in_content: Matcher
     in_thought: Matcher
     in_damage: Matcher
+    at_start: Matcher
     openers: Mapping[str, tuple[Block, bool]]
+    starters: Mapping[str, Block]
     held_chars: int
 
 
@@ -30,12 +33,17 @@ def compile_program(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> P
     openers = {block.opener.text: (block, False) for block in spec.blocks}
     ends = [block.closer.text for block in spec.blocks if block.closer]
     bare = {text: (block, True) for block in spec.blocks for text in block.codec.bare_openers}
-    thought = [spec.reasoning.closer.text, *openers] if spec.reasoning else []
+    thinks = spec.reasoning
+    thought = [thinks.closer.text, *(marker.text for marker in thinks.ended_by), *openers] if thinks else []
+    starters = {block.starter: block for block in spec.blocks if block.starter}
+    content = [*(marker.text for marker in spec.markers), *bare]
     return Program(
         spec=spec,
-        in_content=Matcher([*(marker.text for marker in spec.markers), *bare], noted=openers),
+        in_content=Matcher(content, noted=openers),
         in_thought=Matcher(thought),
         in_damage=Matcher([*openers, *ends]),
+        at_start=Matcher([*content, *starters], noted=openers),
         openers=bare | openers,
+        starters=starters,
         held_chars=held_chars,
     )

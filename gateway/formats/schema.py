@@ -96,6 +96,35 @@ class Parameters:
             known = self._types[key] = self._reader.read(self._properties.get(key, self._rest))
         return known
 
+    def shape(self, key: str) -> "Shape":
+        """What this parameter may be, and what is in it."""
+        return Shape(self._reader, self._properties.get(key, self._rest))
+
+
+class Shape:
+    """A place in a schema, for formats whose values nest without saying their types."""
+
+    __slots__ = ("_node", "_reader")
+
+    def __init__(self, reader: "_TypeReader", node: Any) -> None:
+        self._reader = reader
+        self._node = node
+
+    @property
+    def types(self) -> Types:
+        """What may stand here."""
+        return self._reader.read(self._node)
+
+    def member(self, name: str) -> "Shape":
+        """Of an object here."""
+        found = self._reader.members(self._node)
+        return Shape(self._reader, found.get(name))
+
+    @property
+    def item(self) -> "Shape":
+        """Of a list here."""
+        return Shape(self._reader, next((each for each in self._reader.parts(self._node, "items")), None))
+
 
 def _within_limits(schema: Mapping[str, Any]) -> bool:
     try:
@@ -175,19 +204,30 @@ class _TypeReader:
 
     def properties(self) -> dict[str, Any]:
         """The named parameters, also those behind a reference or an `allOf` of the root."""
+        return self._named(self._root, ("allOf",))
+
+    def members(self, schema: Any) -> dict[str, Any]:
+        """What an object of this schema may hold, whichever of its options it is."""
+        return self._named(schema, ("allOf", "anyOf", "oneOf"))
+
+    def _named(self, schema: Any, through: tuple[str, ...]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        waiting: list[Any] = [self._root]
+        for named in self.parts(schema, "properties", through):
+            if isinstance(named, Mapping):
+                found = {**named, **found}
+        return found
+
+    def parts(self, schema: Any, word: str, through: tuple[str, ...] = ("allOf", "anyOf", "oneOf")) -> Iterator[Any]:
+        """What stands under this word in a schema, also behind references and combinations."""
+        waiting: list[Any] = [schema]
         for _ in range(_MAX_DEPTH):
             if not waiting:
                 break
-            schema = waiting.pop()
-            if not isinstance(schema, Mapping):
-                continue
-            named = schema.get("properties")
-            if isinstance(named, Mapping):
-                found = {**named, **found}
-            waiting += [self.resolve(schema.get("$ref")), *_list(schema.get("allOf"))]
-        return found
+            node = waiting.pop()
+            if isinstance(node, Mapping):
+                if word in node:
+                    yield node[word]
+                waiting += [self.resolve(node.get("$ref")), *(part for each in through for part in _list(node.get(each)))]
 
     def read(self, schema: Any) -> Types:
         """The types that a schema allows."""

@@ -28,12 +28,15 @@ class Reasoning:
     """Where the thought is written. Characters of `trim` on either side of a marker are markup.
 
     The end of the prompt decides the start: after an open `opener` the answer begins inside the thought; after a closed one
-    there is none; without either the model may open one itself, before anything else.
+    there is none; without either the model may open one itself, before anything else; with `repeats` after any marker. What
+    `ended_by` names can only follow the thought: it ends one whose closer was left out.
     """
 
     opener: Marker
     closer: Marker
     trim: str = "\n"
+    ended_by: tuple[Marker, ...] = ()
+    repeats: bool = False
 
     def start(self, prompt_tail: str) -> tuple[Start, str]:
         """How the answer begins, and inside the thought what the prompt already says of it."""
@@ -71,7 +74,8 @@ class Codec(Protocol):
         """Texts that begin a call even where the model left out the block's opener."""
 
     def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
-        """Whether the bare opener at index `at` begins a call of one of these tools; None if more text must decide."""
+        """Whether the bare opener, or the block's starter, at index `at` begins a call of one of these tools; None if more text
+        must decide."""
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> Reader:
         """A reader for one block; `bare` if its opener was left out."""
@@ -79,28 +83,59 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A place for calls. Without a `closer` the codec itself knows the end."""
+    """A place for calls. Without a `closer` the codec itself knows the end. `starter`: a text that begins one too, where the
+    answer itself begins and the codec finds a call there; elsewhere, and where it finds none, it is text like any other."""
 
     opener: Marker
     closer: Marker | None
     codec: Codec
+    starter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Messages that each begin with a header (Harmony): `start + role + channel + name`, then `to=` and a recipient in either
+    part, then `constrain` and a content type, and `body`, after which the text goes up to one of the `ends`.
+
+    What is said on the channels in `thoughts` is thought, on those in `content` visible; a recipient that begins with `functions`
+    is a call, whose text is its arguments.
+    """
+
+    start: Marker
+    channel: Marker
+    constrain: Marker
+    body: Marker
+    ends: tuple[Marker, ...]
+    thoughts: tuple[str, ...]
+    content: tuple[str, ...]
+    functions: str
+
+    @property
+    def markers(self) -> tuple[Marker, ...]:
+        """All of them."""
+        return (self.start, self.channel, self.constrain, self.body, *self.ends)
 
 
 @dataclass(frozen=True, slots=True)
 class FormatSpec:
-    """One family.
+    """One family. With `headers` it has neither `reasoning` nor `blocks`.
 
     `transparent` markers are markup wherever content may stand (wrappers of the answer, of a section of calls).
     `newlines_before_call` is how many newlines the family's template writes between text and a call: as many are markup.
+    `names_before_call`: between the last marker and a call's opener the call's name may stand, as markup.
+    `tokens` are special tokens that are no markers but parts of them.
     `call_ids`: `random` ids are the gateway's; `nine_alnum` are nine letters or digits; `native` stand in the output.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     reasoning: Reasoning | None = None
+    headers: Headers | None = None
     blocks: tuple[Block, ...] = ()
     transparent: tuple[Marker, ...] = ()
+    tokens: tuple[str, ...] = ()
     newlines_before_call: int = 0
+    names_before_call: bool = False
     call_ids: IdPolicy = "random"
     call_syntax: CallSyntax | None = None
 
@@ -109,4 +144,5 @@ class FormatSpec:
         """All of them."""
         thought = (self.reasoning.opener, self.reasoning.closer) if self.reasoning else ()
         calls = tuple(marker for block in self.blocks for marker in (block.opener, block.closer) if marker)
-        return tuple(dict.fromkeys(thought + calls + self.transparent))
+        headers = self.headers.markers if self.headers else ()
+        return tuple(dict.fromkeys(thought + calls + self.transparent + headers))

@@ -1,17 +1,20 @@
 """Which format a model writes, told from its own template: the one whose parser reads back the call that the template wrote.
 
-First cut: sure or nothing. Two candidates, none, or a thought that no candidate explains are a question to the operator.
+Sure or nothing: formats that read the call and differ in what they would read elsewhere are a question to the operator, and so
+is a thought that none of them explains. Formats that differ in their names alone are one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from gateway.errors import BadRequest
 from gateway.formats.base import Format, ParseOptions
 from gateway.prompt.prompter import Prompter
 from gateway.request import (
+    ContentText,
+    Delta,
     GenerateRequest,
     Message,
     ParseFailure,
-    ReasoningText,
     ToolCall,
     ToolCallArguments,
     ToolCallEnd,
@@ -19,22 +22,12 @@ from gateway.request import (
     ToolSpec,
     Usage,
 )
-from gateway.wire.jsonio import decode
+from gateway.wire.jsonio import JsonError, decode
 
 PLAIN = "plain"
-_USER_MARK, _RESULT_MARK = "detectusermark", "detectresultmark"
-_THOUGHT = "<think>\ndetect thought\n</think>\n\n"
+_USER_MARK, _TEXT_MARK, _RESULT_MARK = "detectusermark", "detecttextmark", "detectresultmark"
 _TOOL = ToolSpec("detect_function", "A probe.", {"type": "object", "properties": {"detect_key": {"type": "string"}}})
 _ARGUMENTS: Mapping[str, str] = {"detect_key": "detect value"}
-_PROBE = GenerateRequest(
-    model="",
-    messages=(
-        Message("user", _USER_MARK),
-        Message("assistant", None, tool_calls=(ToolCall("callprobe", _TOOL.name, '{"detect_key": "detect value"}'),)),
-        Message("tool", _RESULT_MARK, tool_call_id="callprobe"),
-    ),
-    tools=(_TOOL,),
-)
 
 
 class FormatUnknown(Exception):
@@ -44,35 +37,89 @@ class FormatUnknown(Exception):
 def detect_format(prompter: Prompter, template: str, formats: Mapping[str, Format]) -> Format:
     """The format of the model behind `prompter` (`tools: native`), whose template's source is given. Raises FormatUnknown."""
     can = prompter.capabilities
-    thinks = can.reasoning is not None or "</think>" in template
+    own = [each for each in {each.name: each for each in formats.values()}.values() if each.name != PLAIN]
+    signs = {each.thought_sign for each in own if each.thought_sign}
+    thinks = can.reasoning is not None or any(sign in template for sign in signs)
     if can.tools != "yes" or can.tool_calls != "yes":
         if thinks:
             raise FormatUnknown("the model thinks, but its template shows no tool calls to tell its format by: name the format")
         return formats[PLAIN]
-    # What the model is to write: not the result after it, nor the thought that many templates open in the next turn.
-    written = prompter.prompt(_PROBE).text.rpartition(_USER_MARK)[2].partition(_RESULT_MARK)[0]
-    own = {each.name: each for each in formats.values() if each.name != PLAIN}
-    fitting = [each for each in own.values() if _reads(each, written) and (_reads_thoughts(each) or not thinks)]
-    if len(fitting) != 1:
+    fitting = _fitting(prompter, template, own, thinks=thinks)
+    if not fitting or not all(each.reads_as(fitting[0], thoughts=thinks) for each in fitting):
         names = f" ({', '.join(each.name for each in fitting)})" if fitting else ""
         raise FormatUnknown(
             f"{len(fitting) or 'no'} formats of this version{names} read what the template writes, a tool call"
             f"{' and thoughts' if thinks else ''}: name the format, or `plain` to read no calls"
         )
-    return fitting[0]
+    return max(fitting, key=lambda each: len(each.aliases))  # the one that most models are said to write
 
 
-def _reads(candidate: Format, written: str) -> bool:
-    """Whether the candidate reads exactly the probe's call out of the rendered turn, without a fault."""
-    parser = candidate.parser(ParseOptions(tools=(_TOOL,)))
-    deltas = [*parser.feed(written), *parser.finish("stop", Usage())]
+def _fitting(prompter: Prompter, template: str, own: Sequence[Format], *, thinks: bool) -> list[Format]:
+    """The formats that read the template's call; of those the ones that explain most of the template."""
+    opening = prompter.capabilities.opening
+    written = _written(prompter, None)
+    fitting = [each for each in own if _reads(each, written, opening) is not None]
+    if thinks:
+        fitting = [each for each in fitting if each.thought_sign and each.thought_sign in template]
+    if len(fitting) > 1:
+        unknown = {each.name: sum(text not in template for text in each.spelled) for each in fitting}
+        fitting = [each for each in fitting if unknown[each.name] == min(unknown.values())]
+    if len(fitting) > 1:
+        _, mark, after = _written(prompter, _TEXT_MARK).partition(_TEXT_MARK)
+        exact = {each.name: mark and _keeps(each, mark, after) for each in fitting}
+        fitting = [each for each in fitting if exact[each.name]] or fitting
+    return fitting
+
+
+def _keeps(candidate: Format, text: str, after: str) -> bool:
+    """Whether the candidate gives back just the text before the call, and a newline of its own: they differ in how many they take
+    for markup. What the template writes after the call is content too."""
+    for said in (text, text + "\n"):
+        read = _reads(candidate, said + after, "") or ""
+        if not read.startswith(said) or read[len(said) :].startswith("\n"):
+            return False
+    return True
+
+
+def _written(prompter: Prompter, text: str | None) -> str:
+    """What the template writes for a call, with text beside it: not the result after it, nor the thought of the next turn."""
+    request = GenerateRequest(
+        model="",
+        messages=(
+            Message("user", _USER_MARK),
+            Message("assistant", text, tool_calls=(ToolCall("callprobe", _TOOL.name, '{"detect_key": "detect value"}'),)),
+            Message("tool", _RESULT_MARK, tool_call_id="callprobe"),
+        ),
+        tools=(_TOOL,),
+    )
+    try:
+        return prompter.prompt(request).text.rpartition(_USER_MARK)[2].partition(_RESULT_MARK)[0]
+    except BadRequest:
+        if text is None:
+            raise
+        return ""
+
+
+def _reads(candidate: Format, written: str, opening: str) -> str | None:
+    """The content beside the call, where the candidate reads exactly the probe's call out of the turn without a fault.
+
+    The turn is read from where the model writes on: after its opening, and after a thought that the template itself closed.
+    """
+    begin = written.rfind(opening) + len(opening) if opening and opening in written else 0
+    if (sign := candidate.thought_sign) and sign in written[begin:]:
+        begin = written.rfind(sign) + len(sign)
+    parser = candidate.parser(ParseOptions(tools=(_TOOL,), prompt_tail=written[:begin]))
+    deltas = [*parser.feed(written[begin:]), *parser.finish("stop", Usage())]
     names = [delta.name for delta in deltas if isinstance(delta, ToolCallStart)]
-    ends = sum(isinstance(delta, ToolCallEnd) for delta in deltas)
-    faults = any(isinstance(delta, ParseFailure) for delta in deltas)
-    arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))
-    return names == [_TOOL.name] and ends == 1 and not faults and decode(arguments) == _ARGUMENTS
+    whole = names == [_TOOL.name] and sum(isinstance(delta, ToolCallEnd) for delta in deltas) == 1
+    if not whole or any(isinstance(delta, ParseFailure) for delta in deltas):
+        return None
+    try:
+        fits = decode("".join(_arguments(deltas))) == _ARGUMENTS
+    except JsonError:
+        return None
+    return "".join(delta.text for delta in deltas if isinstance(delta, ContentText)) if fits else None
 
 
-def _reads_thoughts(candidate: Format) -> bool:
-    """Whether the candidate takes a thought for one."""
-    return any(isinstance(delta, ReasoningText) for delta in candidate.parser(ParseOptions()).feed(_THOUGHT))
+def _arguments(deltas: Sequence[Delta]) -> Iterator[str]:
+    return (delta.text for delta in deltas if isinstance(delta, ToolCallArguments))

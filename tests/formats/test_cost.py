@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -10,10 +11,9 @@ import pytest
 
 from gateway.formats import registry
 from gateway.formats.base import Format, ParseOptions
-from gateway.formats.compiled import CompiledFormat
+from gateway.formats.compiled import CompiledFormat, automaton
 from gateway.formats.cursor import Cursor
-from gateway.formats.machine import Machine
-from gateway.request import ToolSpec, Usage
+from gateway.request import Delta, ParseFailure, ReasoningText, ToolCallEnd, ToolSpec, Usage
 
 _SPEC = importlib.util.spec_from_file_location("bench_formats", Path(__file__).parents[1] / "perf" / "bench_formats.py")
 assert _SPEC is not None
@@ -31,8 +31,8 @@ class _CountingCursor(Cursor):
 
     __slots__ = ("moved",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, by_id: Iterable[str] = ()) -> None:
+        super().__init__(by_id)
         self.moved = 0
 
     def add(self, text: str) -> None:
@@ -40,13 +40,14 @@ class _CountingCursor(Cursor):
         self.moved += len(self.text)
 
 
-def _work(form: Format, mode: str, tokens: int, *, tail: str = "") -> tuple[float, float]:
+def _work(form: Format, mode: str, tokens: int) -> tuple[float, float]:
     """Calls of functions, Python's and C's, and characters moved, a token."""
     assert isinstance(form, CompiledFormat)
     raw, tail = bench.outputs(form, tokens)[mode]
     pieces = bench.pieces(raw)
     cursor = _CountingCursor()
-    parser = Machine(form.program, ParseOptions(tools=TOOLS, prompt_tail=tail), cursor)
+    parser = automaton(form.program, ParseOptions(tools=TOOLS, prompt_tail=tail), cursor)
+    deltas: list[Delta] = []
     calls = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
@@ -56,12 +57,23 @@ def _work(form: Format, mode: str, tokens: int, *, tail: str = "") -> tuple[floa
     sys.setprofile(count)
     try:
         for piece in pieces:
-            parser.feed(piece)
-        deltas = parser.finish("stop", Usage())
+            deltas += parser.feed(piece)
+        deltas += parser.finish("stop", Usage())
     finally:
         sys.setprofile(None)
-    assert deltas
+    assert not any(isinstance(delta, ParseFailure) for delta in deltas)
+    assert any(isinstance(delta, ToolCallEnd) for delta in deltas) == (mode in ("string", "rows"))
+    assert any(isinstance(delta, ReasoningText) for delta in deltas) == (mode == "reasoning")
     return calls / len(pieces), cursor.moved / len(pieces)
+
+
+def test_every_family_is_measured_with_all_that_it_writes() -> None:
+    for form in FORMATS:
+        assert isinstance(form, CompiledFormat)
+        spec = form.program.spec
+        calls = {"string", "rows"} if spec.blocks or spec.headers else set()
+        thoughts = {"reasoning"} if spec.reasoning or spec.headers else set()
+        assert set(bench.outputs(form, 1)) == {"content"} | calls | thoughts
 
 
 @pytest.mark.parametrize(("form", "mode"), MODES)
@@ -73,32 +85,71 @@ def test_the_work_a_token_does_not_grow(form: Format, mode: str) -> None:
     assert large_moved < 60  # nothing but a token and what may begin a marker
 
 
+CODER = "<tool_call><function=write>"
+DSML = "<｜DSML｜"
+SECTION, KIMI = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
+LFM = "<|tool_call_start|>["
+GEMMA = "<|tool_call>call:write{"
+ROLE = "<|start|>assistant"
+# What repeats, by the families that it may hurt: the end of the prompt, how the output begins, what repeats.
 HOSTILE = {
-    "openers in a thought": ("<think>", "<tool_call>", "x"),
-    "suspected calls in a thought": ("<think>", '<tool_call>{"name": "f"}</tool_call>', "x"),
-    "damaged calls": ("", '<tool_call>{"name": "f", x', ""),
-    "stray closers": ("", "</tool_call>", ""),
-    "tags in a value": ("<tool_call><function=write><parameter=text>", "</parameter> \n<parameter=text>\n", ""),
-    "unclosed calls": ("", "<tool_call><function=write><parameter=text>\n", ""),
-    "repeated keys": ('<tool_call>{"name": "write", "arguments": {', '"a": 1, ', ""),
-    "newlines": ("", "\n", ""),
-    "escapes": ('<tool_call>{"name": "write", "arguments": {"text": "', "\\u00e9", ""),
-    "arguments first": ('<tool_call>{"arguments": {"text": "', "abc ", ""),
+    "openers in a thought": ("hermes qwen35", "", "<think>", "<tool_call>"),
+    "suspected calls in a thought": ("hermes", "", "<think>", '<tool_call>{"name": "f"}</tool_call>'),
+    "damaged calls": ("hermes qwen3_coder glm45", "", "", '<tool_call>{"name": "f", x'),
+    "stray closers": ("hermes qwen3_coder glm45", "", "", "</tool_call>"),
+    "tags in a value": ("qwen3_coder", "", f"{CODER}<parameter=text>", "</parameter> \n<parameter=text>\n"),
+    "unclosed calls": ("qwen3_coder", "", "", f"{CODER}<parameter=text>\n"),
+    "repeated keys": ("hermes", "", '<tool_call>{"name": "write", "arguments": {', '"a": 1, '),
+    "newlines": ("hermes qwen3_coder llama3_json llama4_pythonic gpt_oss", "", "", "\n"),
+    "spaces": ("hermes llama3_json llama4_pythonic gpt_oss", "", "", " "),
+    "escapes": ("hermes", "", '<tool_call>{"name": "write", "arguments": {"text": "', "\\u00e9"),
+    "arguments first": ("hermes", "", '<tool_call>{"arguments": {"text": "', "abc "),
+    "long names": ("glm45 glm47", "", "<tool_call>", "n"),
+    "blocks with long names": ("glm45", "", "", "<tool_call>" + "n" * 250),
+    "tags in a plain value": ("glm45", "", "<tool_call>write<arg_key>text</arg_key><arg_value>", "</arg_value> <arg_key>x"),
+    "parameters in a call": (
+        "deepseek_v32",
+        "",
+        f'{DSML}function_calls>{DSML}invoke name="write">',
+        f'{DSML}parameter name="a">',
+    ),
+    "calls without section": ("kimi_k2 deepseek_v31", "", "", f"{KIMI}<｜tool▁call▁begin｜>x"),
+    "noise between calls": ("kimi_k2", "", SECTION, f"{KIMI}write:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>x"),
+    "long headers": ("mistral_v13 kimi_k2", "", f"[TOOL_CALLS]{SECTION}{KIMI}", "n"),
+    "lists that begin no call": ("llama4_pythonic", "", "[", " "),
+    "a long name of a call": ("llama4_pythonic lfm2", "", LFM, "n"),
+    "spaces after a key": ("lfm2", "", f"{LFM}write(text", " "),
+    "Python escapes": ("lfm2", "", f"{LFM}write(text='", "\\'\\x41\\101"),
+    "Python quotes": ("lfm2", "", f"{LFM}write(text='''", "''\\\\"),
+    "keys of one dict": ("lfm2", "", f"{LFM}write(a={{", "'a': 1, "),
+    "nested lists": ("lfm2", "", f"{LFM}write(a=", "["),
+    "a number": ("lfm2", "", f"{LFM}write(a=", "1"),
+    "halves of delimiters": ("gemma4", "", f'{GEMMA}text:<|"|>', '<|"'),
+    "short strings": ("gemma4", "", f"{GEMMA}a:[", '<|"|>x<|"|>,'),
+    "bare words": ("gemma4", "", f"{GEMMA}a:[", "Word,"),
+    "separators": ("llama3_json", "", "", '{"name": "write"};'),
+    "spaces after a separator": ("llama3_json", "", '{"name": "write"};', " "),
+    "braces": ("llama3_json", "", "", '{"name": '),
+    "messages": ("gpt_oss", ROLE, "", f"<|channel|>analysis<|message|>a<|end|>{ROLE}"),
+    "starts": ("gpt_oss", "", "", "<|start|>"),
+    "ends": ("gpt_oss", ROLE, "<|channel|>final<|message|>", "<|end|>"),
+    "channels": ("gpt_oss", ROLE, "", "<|channel|>"),
+    "broken calls": ("gpt_oss", ROLE, "", f"<|channel|>x to=functions.write<|message|>{{x<|call|>{ROLE}"),
 }
+HOSTILE_CASES = [(name, kind) for kind, (names, *_) in HOSTILE.items() for name in names.split()]
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize(("name", "kind"), HOSTILE_CASES)
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_outputs_are_linear_too(name: str, at_once: bool, kind: str) -> None:
+def test_hostile_outputs_are_linear_too(name: str, kind: str, at_once: bool) -> None:
     form = registry.load()[name]
     assert isinstance(form, CompiledFormat)
-    head, repeated, end = HOSTILE[kind]
+    _, tail, head, repeated = HOSTILE[kind]
 
-    def work(times: int) -> tuple[float, float]:
-        raw = head + repeated * times + end
+    def work(characters: int) -> tuple[float, float]:
+        raw = head + repeated * (characters // len(repeated))
         cursor = _CountingCursor()
-        parser = Machine(form.program, ParseOptions(tools=TOOLS), cursor)
+        parser = automaton(form.program, ParseOptions(tools=TOOLS, prompt_tail=tail), cursor)
         steps = 0
 
         def count(frame: FrameType, event: str, argument: Any) -> None:
@@ -114,6 +165,6 @@ def test_hostile_outputs_are_linear_too(name: str, at_once: bool, kind: str) -> 
             sys.setprofile(None)
         return steps / len(raw), cursor.moved / len(raw)
 
-    small, large = work(100), work(800)
+    small, large = work(2_000), work(8_000)  # over each limit of what is held
     assert large[0] < 1.3 * small[0] + 0.1
     assert large[1] < 1.3 * small[1] + 0.1

@@ -61,7 +61,8 @@ def _found(spec: FormatSpec, raw: str, **more: object) -> run.Folded:
             '<calls>[{"name": "f"}, {"name": 1}]</calls>x',
             run.Folded("", ', {"name": 1}]</calls>x', (("f", "{}"),), (("missing_name", False),), "tool_calls"),
         ),
-        ("[CALLS]{} <answer>", run.Folded("", "[CALLS]{} ", (), (("invalid_json", False),), "stop")),
+        ("[CALLS]{} <answer>", run.Folded("", "[CALLS]{} ", (), (("missing_name", False),), "stop")),
+        ('[CALLS]{"name": "f"}.', run.Folded("", ".", (("f", "{}"),), (("bad_header", True),), "tool_calls")),
         ('[CALLS][{"name": "f"}', run.Folded("", "", (("f", "{}"),), (("unterminated_call", False),), "tool_calls")),
         ("<answer>\nHi\n</answer>\n", run.Folded("", "Hi\n", (), (), "stop")),
         ('[ONE]{"name": "f", "call_id": "x9"}.', run.Folded("", ".", (("f", "{}"),), (), "tool_calls")),
@@ -330,7 +331,10 @@ def test_made_up_families_keep_the_invariants(data: st.DataObject) -> None:
 
 def test_an_object_alone_begins_no_call() -> None:
     assert JsonInWrapper().bare_openers == ()
-    assert JsonInWrapper().begins(Cursor(), 0, frozenset({"f"})) is False
+    nothing_more = Cursor()
+    nothing_more.final = True
+    assert JsonInWrapper().begins(nothing_more, 0, frozenset({"f"})) is False
+    assert JsonInWrapper().begins(Cursor(), 0, frozenset({"f"})) is None
 
 
 def test_nothing_is_kept_is_an_error_of_the_caller() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.formats.codecs.tagged import converted
+from gateway.formats.codecs.values import converted
 from gateway.formats.schema import ALL_KINDS, Types
 
 PYTHON = (("True", "true"), ("None", "null"))

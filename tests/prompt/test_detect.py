@@ -19,18 +19,42 @@ REAL = Path(__file__).parents[3] / "shared" / "templates"
 FULL, TAGGED = template_text("full"), template_text("tagged")
 # What these models write is what their makers say; every other template of the folder must be left to the operator.
 KNOWN = {
+    "Apertus-8B-Instruct": "apertus",
+    "ByteDance-Seed-OSS": "seed_oss",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere_command4",
+    "GLM-4.6": "glm45",
+    "GLM-4.7-Flash": "glm47",
+    "GLM-5.2": "glm47",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral_v13",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen35",  # nemotron_v3 under its first name
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
     "Qwen-QwQ-32B": "hermes",
     "Qwen-Qwen2.5-7B-Instruct": "hermes",
     "Qwen-Qwen3-0.6B": "hermes",
-    "trl-qwen3": "hermes",
-    "trl-qwen3_instruct_2507": "hermes",
     "Qwen3-Coder": "qwen3_coder",
+    "Qwen3.5-4B": "qwen35",
+    "deepseek-ai-DeepSeek-V3.2": "deepseek_v32",
+    "deepseek-ai-DeepSeek-V4": "deepseek_v4",
     "google-gemma-2-2b-it": "plain",
+    "google-gemma-4-31B-it": "gemma4",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
     "microsoft-Phi-3.5-mini-instruct": "plain",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral_v13",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral_v3",
+    "moonshotai-Kimi-K2": "kimi_k2",
+    "openai-gpt-oss-120b": "gpt_oss",
+    "stepfun-ai-Step-3.5-Flash": "qwen35",
     "trl-gemma3": "plain",
+    "trl-lfm2_2_5": "lfm2",
     "trl-llama3": "plain",
+    "trl-qwen3": "hermes",
+    "trl-qwen3_6": "qwen35",
+    "trl-qwen3_instruct_2507": "hermes",
+    "unsloth-mistral-Devstral-Small-2507": "mistral_v13",
 }
+
+THINKS = "{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}\n"
 
 
 def prompter(source: str) -> Prompter:
@@ -48,15 +72,13 @@ def detected(source: str) -> str:
         (FULL, "hermes"),
         (FULL.replace("'<|im_start|>assistant\\n' -}}", "'<|im_start|>assistant\\n<think>\\n' -}}"), "hermes"),
         (TAGGED, "qwen3_coder"),
+        (TAGGED.replace("{{- message.content or", THINKS + "{{- message.content or"), "qwen35"),
         (template_text("echo"), "plain"),
         (template_text("strict"), "plain"),
     ],
 )
 def test_what_the_template_writes_is_read_back_by_one_format(source: str, name: str) -> None:
     assert detected(source) == name
-
-
-THINKS = "{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}\n"
 
 
 @pytest.mark.parametrize(
@@ -66,10 +88,6 @@ THINKS = "{%- if message.reasoning_content %}<think>{{ message.reasoning_content
         (template_text("text_arguments"), "no formats of this version read what the template writes, a tool call: "),
         (FULL.replace('"arguments"', '"args"'), "no formats of this version read"),
         (FULL.replace("tool_call>", "invoke>"), "no formats of this version read"),
-        (
-            TAGGED.replace("{{- message.content or", THINKS + "{{- message.content or"),
-            "a tool call and thoughts: name the format",
-        ),
         (template_text("echo") + "{# </think> #}", "the model thinks, but its template shows no tool calls"),
     ],
 )
@@ -79,13 +97,15 @@ def test_a_template_that_does_not_tell_is_a_question(source: str, said: str) -> 
     assert said in str(caught.value)
 
 
-def test_two_formats_that_fit_are_a_question() -> None:
-    markers = Block(Marker("<tool_call>", token=True), Marker("</tool_call>", token=True), JsonInWrapper())
-    twins = by_name([FormatSpec(name="one", blocks=(markers,)), FormatSpec(name="two", blocks=(markers,)), FormatSpec("plain")])
+def test_two_formats_that_fit_are_a_question_unless_only_their_names_differ() -> None:
+    block = Block(Marker("<tool_call>", token=True), Marker("</tool_call>", token=True), JsonInWrapper())
+    one, two = (FormatSpec(name=name, aliases=("other",) * (name == "two"), blocks=(block,)) for name in ("one", "two"))
     source = FULL.replace(THINKS.strip(), "").replace("<think>\n\n</think>", "")
     assert "</think>" not in source
+    assert detect_format(prompter(source), source, by_name([one, two, FormatSpec("plain")])).name == "two"
+    unlike = by_name([one, replace(two, call_ids="nine_alnum"), FormatSpec("plain")])
     with pytest.raises(FormatUnknown, match=r"2 formats of this version \(one, two\) read"):
-        detect_format(prompter(source), source, twins)
+        detect_format(prompter(source), source, unlike)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"the real templates are not at {REAL}")

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from gateway.formats.base import ParseOptions, Parser
 from gateway.formats.calls import merged
-from gateway.formats.compiled import compile_format
+from gateway.formats.compiled import automaton, compile_format
 from gateway.formats.cursor import Cursor, Kind
-from gateway.formats.machine import Machine
 from gateway.formats.program import Program
 from gateway.formats.spec import FormatSpec
 from gateway.request import (
@@ -69,7 +68,7 @@ def program(spec: FormatSpec, held_chars: int = 1 << 20) -> Program:
 
 def parse(machine: Program, case: Case, pieces: Iterable[str] | None = None) -> list[Delta]:
     """All deltas of one output, given in these pieces (at once without), neighbours merged."""
-    parser = Machine(machine, options(case))
+    parser = automaton(machine, options(case))
     return drain(parser, [case.raw] if pieces is None else pieces, case.reason)
 
 
@@ -81,7 +80,7 @@ def drain(parser: Parser, pieces: Iterable[str], reason: FinishReason) -> list[D
 
 
 def parse_tokens(machine: Program, case: Case, tokens: Sequence[Token], ids: dict[str, int], *, at_once: bool) -> list[Delta]:
-    parser = Machine(machine, options(case, ids))
+    parser = automaton(machine, options(case, ids))
     deltas: list[Delta] = []
     for batch in [tokens] if at_once else [[token] for token in tokens]:
         deltas += parser.feed_tokens(batch)
@@ -89,11 +88,13 @@ def parse_tokens(machine: Program, case: Case, tokens: Sequence[Token], ids: dic
 
 
 def marker_ids(spec: FormatSpec) -> dict[str, int]:
-    return {marker.text: number for number, marker in enumerate(spec.markers) if marker.token}
+    """An id for each marker that is a token, and for each token that markers are made of."""
+    tokens = (*(marker.text for marker in spec.markers if marker.token), *spec.tokens)
+    return {text: number for number, text in enumerate(tokens)}
 
 
 def tokens_of(raw: str, ids: dict[str, int], size: int = 4) -> list[Token]:
-    """A synthetic tokenizer: each marker is one token, other text pieces of `size` characters."""
+    """A synthetic tokenizer: each text with an id is one token, other text pieces of `size` characters."""
     tokens: list[Token] = []
     at = plain = 0
     ordered = sorted(ids, key=len, reverse=True)
@@ -168,7 +169,7 @@ class TracingCursor(Cursor):
 def accounted(machine: Program, case: Case, pieces: Iterable[str]) -> tuple[list[Delta], list[tuple[str, Kind]]]:
     """The deltas, and the whole output as pieces of a kind, neighbours merged. Fails where a character has no kind or two."""
     cursor = TracingCursor()
-    deltas = drain(Machine(machine, options(case), cursor), pieces, case.reason)
+    deltas = drain(automaton(machine, options(case), cursor), pieces, case.reason)
     at = 0
     spans: list[tuple[str, Kind]] = []
     for start, end, kind in cursor.spans:

@@ -8,25 +8,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.json_arguments import JsonArguments, as_string
 from gateway.formats.codecs.json_text import JsonText
-from gateway.formats.cursor import Cursor, Kind
+from gateway.formats.cursor import Cursor
 from gateway.formats.spec import Damage, Progress
-from gateway.wire import jsonio
 
 _SPACE = " \t\n\r"
+_MAX_SPACE = 256  # after a separator, where it must be looked through again with each piece of text
+_MAX_HEAD = 512  # characters in which an object must show that it is a call
 
 
 @dataclass(frozen=True, slots=True)
 class JsonInWrapper:
     """`name_key` and `arguments_keys` may stand in any order; `ignored_keys` say nothing; other members are counted
-    `bad_header`. `id_key` holds the call's id for families with native ids. `array`: the objects stand in one JSON array, whose
-    end is the block's end where the block has no closer."""
+    `bad_header`. Without a `name_key` each member's key is a name and its value the arguments. `id_key` holds the call's id for
+    families with native ids. `array`: the objects stand in one JSON array, which an opener that ends with `[` has begun, and
+    whose end is the block's end where the block has no closer. With a `separator` another object may follow it. A block that
+    begins without its opener has no closer, but may stand between two `fence`s, the first with `json`."""
 
     name_key: str = "name"
     arguments_keys: tuple[str, ...] = ("arguments",)
     ignored_keys: tuple[str, ...] = ("id", "type")
     id_key: str | None = None
     array: bool = False
+    separator: str = ""
+    fence: str = ""
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
@@ -34,22 +40,99 @@ class JsonInWrapper:
         return ()
 
     def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
-        """Never asked, as there is no bare opener."""
-        return False
+        """An object does that begins with a name, and goes on with arguments or names a declared tool; others are answers."""
+        try:
+            return self._begins(_Head(cursor.text, at), names)
+        except _NotYet:
+            return False if cursor.final else None
+        except _NoCall:
+            return False
+
+    def _begins(self, head: "_Head", names: frozenset[str]) -> bool:
+        if self.fence and head.word(self.fence):
+            head.word("json")
+        head.sign("[" if self.array else "{")
+        if self.array:
+            head.sign("{")
+        while True:
+            key = head.string()
+            head.sign(":")
+            if key == self.name_key:
+                break
+            if key not in self.ignored_keys:
+                return False
+            head.string()
+            head.sign(",")
+        name = head.string()
+        return name in names or (head.sign(",}") == "," and head.string() in self.arguments_keys)
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "WrapperReader":
         """A reader for one block."""
-        return WrapperReader(self, closer, calls)
+        return WrapperReader(self, opener, closer, calls, bare)
+
+
+class _NotYet(Exception):
+    """The text ends before it tells."""
+
+
+class _NoCall(Exception):
+    """The text is something else."""
+
+
+class _Head:
+    """Reads the beginning of an object that may be a call, without consuming it."""
+
+    def __init__(self, text: str, at: int) -> None:
+        self._text = text
+        self._at = at
+        self._last = at + _MAX_HEAD
+
+    def word(self, wanted: str) -> bool:
+        """Whether this text stands here; it is read."""
+        if self._text.startswith(wanted, self._at):
+            self._at += len(wanted)
+            return True
+        if wanted.startswith(self._text[self._at :]):
+            raise _NotYet
+        return False
+
+    def sign(self, wanted: str) -> str:
+        """One of these characters, after whitespace."""
+        at, text = self._at, self._text
+        while at < len(text) and text[at] in _SPACE:
+            at += 1
+        if at >= self._last:
+            raise _NoCall
+        if at == len(text):
+            raise _NotYet
+        if text[at] not in wanted:
+            raise _NoCall
+        self._at = at + 1
+        return text[at]
+
+    def string(self) -> str:
+        """A string without escapes: names and keys have none."""
+        self.sign('"')
+        end = self._text.find('"', self._at, self._last)
+        if end < 0:
+            raise _NoCall if len(self._text) >= self._last else _NotYet
+        value, self._at = self._text[self._at : end], end + 1
+        return value
 
 
 class WrapperReader:
     """Reads one block. Each state is a method; None from it means that another has taken over."""
 
-    def __init__(self, codec: JsonInWrapper, closer: str, calls: Calls) -> None:
+    def __init__(self, codec: JsonInWrapper, opener: str, closer: str, calls: Calls, bare: bool) -> None:
         self._codec = codec
-        self._closer = closer
+        self._closer = "" if bare else closer
         self._calls = calls
-        self._state: Callable[[Cursor], Progress | None] = self._array if codec.array else self._object
+        self._state: Callable[[Cursor], Progress | None] = self._begin
+        if bare and codec.fence:
+            self._state = self._open_fence
+        elif codec.array and opener.endswith("[") and not bare:
+            self._state = self._first_item
+        self._in_array = codec.array
         self._value = JsonText()
         self._value_at = 0
         self._pieces: list[str] = []  # what is held of the value, key or arguments that are read now
@@ -88,8 +171,23 @@ class WrapperReader:
         self._state = then
         return None
 
-    def _array(self, cursor: Cursor) -> Progress | None:
-        return self._take(cursor, "[", self._first_item)
+    def _open_fence(self, cursor: Cursor) -> Progress | None:
+        """A fence, which is closed again, or none: `begins` has seen all of it."""
+        text, fence = cursor.text, self._codec.fence
+        if text.startswith(fence, cursor.pos):
+            self._closer = fence
+            at = cursor.pos + len(fence)
+            cursor.advance(at + len("json") * text.startswith("json", at), "markup")
+        self._state = self._begin
+        return None
+
+    def _begin(self, cursor: Cursor) -> Progress | None:
+        if not self._codec.array:
+            return self._object(cursor)
+        if self._next(cursor) != "{":
+            return self._take(cursor, "[", self._first_item)
+        self._in_array = False
+        return self._object(cursor)
 
     def _first_item(self, cursor: Cursor) -> Progress | None:
         if self._next(cursor) == "]":
@@ -119,19 +217,16 @@ class WrapperReader:
 
     def _choose(self, cursor: Cursor) -> Progress | None:
         """A member's value begins: its key says what to do with it."""
-        first = self._next(cursor)
-        if not first:
+        if not self._next(cursor):
             return "more"
         key_at, codec = self._value_at, self._codec
         key = self._decoded()
+        if not codec.name_key:
+            return self._named_by_key(cursor, key)
         if key == codec.name_key and self._name is None:
             self._read_value(cursor, self._end_of_name)
         elif key in codec.arguments_keys and not self._has_arguments:
-            self._has_arguments = True
-            if first == "{":
-                self._read_arguments(cursor)
-            else:
-                self._read_value(cursor, self._end_of_held_arguments)
+            self._read_arguments(cursor)
         elif key is not None and key == codec.id_key:
             self._read_value(cursor, self._end_of_id)
         else:
@@ -141,6 +236,19 @@ class WrapperReader:
                 self._calls.fail("bad_header", key_at, recovered=False)
             self._read_value(cursor, self._end_of_member)
         return None
+
+    def _named_by_key(self, cursor: Cursor, key: str | None) -> Progress | None:
+        if not key:
+            return Damage("missing_name", self._value_at, cursor.offset)
+        self._name = key
+        self._calls.start(key, self._value_at)
+        self._read_arguments(cursor)
+        return None
+
+    def _read_arguments(self, cursor: Cursor) -> None:
+        self._has_arguments = True
+        self._arguments = JsonArguments(self._calls, cursor, self._give, held=self._name is None)
+        self._state = self._in_arguments
 
     def _read_value(self, cursor: Cursor, then: Callable[[Cursor], Progress | None]) -> None:
         """Read and hold one JSON value."""
@@ -152,10 +260,12 @@ class WrapperReader:
         self._state = self._in_value
 
     def _in_value(self, cursor: Cursor) -> Progress | None:
-        piece = self._scan(cursor, "markup")
-        self._pieces.append(piece)
-        if too_large := self._hold(piece):
-            return too_large
+        start, limit = cursor.pos, self._calls.held_chars
+        cursor.advance(self._value.scan(cursor.text, start), "markup")
+        self._pieces.append(cursor.text[start : cursor.pos])
+        self._held_chars += cursor.pos - start
+        if self._held_chars > limit:
+            return Damage("value_too_large", self._value_at, self._value_at + limit)
         if self._value.failed:
             return self._invalid(cursor)
         if not self._value.done:
@@ -163,27 +273,14 @@ class WrapperReader:
         self._state = self._after_value
         return None
 
-    def _scan(self, cursor: Cursor, kind: Kind) -> str:
-        start = cursor.pos
-        stop = self._value.scan(cursor.text, start)
-        cursor.advance(stop, kind)
-        return cursor.text[start:stop]
-
-    def _hold(self, piece: str) -> Damage | None:
-        limit = self._calls.held_chars
-        self._held_chars += len(piece)
-        return Damage("value_too_large", self._value_at, self._value_at + limit) if self._held_chars > limit else None
-
     def _decoded(self) -> str | None:
         """The held value, if it is a string."""
-        try:
-            value = jsonio.decode("".join(self._pieces))
-        except jsonio.JsonError:  # a lone surrogate
-            return None
-        return value if isinstance(value, str) else None
+        return as_string("".join(self._pieces))
 
     def _end_of_member(self, cursor: Cursor) -> Progress | None:
         self._pieces = []
+        if self._next(cursor) == "," and not self._codec.name_key:
+            self._calls.end()
         return self._take(cursor, ",}", self._member if self._next(cursor) == "," else self._end_of_object)
 
     def _end_of_id(self, cursor: Cursor) -> Progress | None:
@@ -210,56 +307,11 @@ class WrapperReader:
         else:
             self._waiting.append(text)
 
-    def _read_arguments(self, cursor: Cursor) -> None:
-        self._read_value(cursor, self._end_of_member)
-        self._state = self._in_arguments
-
     def _in_arguments(self, cursor: Cursor) -> Progress | None:
-        """The arguments are an object: each piece goes on at once."""
-        piece = self._scan(cursor, "arguments")
-        if self._name is None and (too_large := self._hold(piece)):
-            return too_large
-        self._give(piece)
-        if self._value.repeated:
-            self._calls.fail("duplicate_key", cursor.offset, recovered=True)
-            return None
-        if self._value.failed:
-            return self._invalid(cursor)
-        if not self._value.done:
-            return "more"
+        progress = self._arguments.step(cursor)
+        if progress != "done":
+            return progress
         self._state = self._end_of_member
-        return None
-
-    def _end_of_held_arguments(self, cursor: Cursor) -> Progress | None:
-        """The arguments are not an object: null is an empty one, a string may hold one."""
-        if "".join(self._pieces) == "null":
-            self._calls.fail("not_an_object", self._value_at, recovered=True)
-            self._give("{}")
-            self._state = self._end_of_member
-            return None
-        inner = self._decoded()
-        if inner is None:
-            return Damage("not_an_object", self._value_at, cursor.offset)
-        inner = inner.strip(_SPACE)
-        self._calls.fail("double_encoded", self._value_at, recovered=True)
-        self._state = self._end_of_member
-        if inner in ("", "null"):
-            self._give("{}")
-            return None
-        if not inner.startswith("{"):
-            return Damage("not_an_object", self._value_at, cursor.offset)
-        return self._give_inner(inner, cursor)
-
-    def _give_inner(self, inner: str, cursor: Cursor) -> Damage | None:
-        value = JsonText()
-        pos = 0
-        while pos < len(inner) and not (value.done or value.failed):
-            pos = value.scan(inner, pos)
-            if value.repeated:
-                self._calls.fail("duplicate_key", self._value_at, recovered=True)
-        if not value.done or pos < len(inner):
-            return Damage("invalid_json", self._value_at, cursor.offset)
-        self._give(inner)
         return None
 
     def _end_of_object(self, cursor: Cursor) -> Progress | None:
@@ -267,14 +319,38 @@ class WrapperReader:
             return Damage("missing_name", self._calls.raw_from, cursor.offset)
         if not self._has_arguments:
             self._calls.arguments("{}")
-        if self._codec.array:
+        if self._in_array:
             self._calls.end()
             self._state = self._after_item
-        elif self._closer:
+            return None
+        if self._codec.array:
+            self._calls.fail("bad_header", self._calls.raw_from, recovered=True)  # one object without its array
+        if self._closer:
             self._state = self._end_of_block
         else:
             self._calls.end()
+            if not self._codec.separator:
+                return "done"
+            self._state = self._after_object
+        return None
+
+    def _after_object(self, cursor: Cursor) -> Progress | None:
+        """The separator and another object, or anything else."""
+        if not cursor.skip(_SPACE):
+            return "done" if cursor.final else "more"
+        mark, at = self._codec.separator, cursor.pos
+        if not cursor.text.startswith(mark, at):
+            return "more" if mark.startswith(cursor.text[at:]) and not cursor.final else "done"
+        at += len(mark)
+        stop = min(len(cursor.text), at + _MAX_SPACE)
+        while at < stop and cursor.text[at] in _SPACE:
+            at += 1
+        if at == len(cursor.text):
+            return "done" if cursor.final else "more"
+        if cursor.text[at] != "{":
             return "done"
+        cursor.advance(at, "markup")
+        self._state = self._object
         return None
 
     def _after_item(self, cursor: Cursor) -> Progress | None:

@@ -1,40 +1,43 @@
-"""Calls with one pair of tags a parameter, `<function=f><parameter=a>x</parameter></function>`, typed by the tool's schema.
+"""Calls with one pair of tags a parameter, `<function=f><parameter=a>x</parameter></function>`, typed by the tool's schema or by
+the tag itself.
 
 Invariant: each value becomes JSON once. A string goes on at once, escaped; another value is held until its end. Inside a value
 only its own closer counts, and only where what follows it may follow; a closer that was left out is seen only where a declared
 parameter, or the end of the call, follows on a line of its own, and is counted `missing_closer`.
 """
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
-from gateway.formats.codecs.json_text import is_json
+from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
+from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
 from gateway.formats.cursor import Cursor, Matcher, longest_first
 from gateway.formats.schema import Parameters, Types
-from gateway.formats.spec import Damage, Progress
-from gateway.wire import jsonio
+from gateway.formats.spec import Damage, Progress, Reader
+from gateway.wire.text import held_suffix
 
 _SPACE = " \t\n\r"
 _MAX_SPACE = 256  # between tags, where it must be looked through before the text before it is certain
 _MAX_NAME = 256
-_ESCAPED = re.compile(r'["\\\x00-\x1f]')
-_NAMED: Mapping[str, str] = dict(zip('"\\\n\r\t\b\f', ('\\"', "\\\\", "\\n", "\\r", "\\t", "\\b", "\\f"), strict=True))
-_ESCAPES = str.maketrans({chr(code): f"\\u{code:04x}" for code in range(0x20)} | dict(_NAMED))
-_LITERAL_STARTS: Mapping[str, str] = {
-    "object": "{",
-    "array": "[",
-    "boolean": "tf",
-    "null": "n",
-    "integer": "-0123456789",
-    "number": "-0123456789",
-}
+_CDATA = "<![CDATA["
+_CDATA_END = "]]>"
+_NO_TEXT = Types(frozenset({"object", "array", "boolean", "null", "integer", "number"}))
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """The tags. `literals` are this family's spellings of JSON values, for values that are no strings."""
+    """The tags. A call is `call_open + name + name_end`, its parameters, `call_close`; a parameter is
+    `key_open + key + key_end + value_open + value + value_close`, with blanks between tags. Names and keys may be quoted; a
+    call's own tag may close itself, `/>`. `around` are tags around a call that say nothing.
+
+    Without `call_open` the block's opener begins the call and its closer ends it. Without `name_end` the name ends where the
+    line or a tag does.
+    `flag` is the attribute that tells what a value is: a string where it says `text_flag`, else JSON; without it the schema does.
+    `trim`: one newline at each side of a value is markup. `entities`: names and keys hold `&amp;` for `&`. `literals` are this
+    family's spellings of JSON values, for values that are no strings. `cdata`: a value may stand in `<![CDATA[…]]>`. `json` reads
+    the calls of models that at times write JSON objects in the block instead.
+    """
 
     call_open: str = "<function="
     name_end: str = ">"
@@ -42,20 +45,40 @@ class Tagged:
     key_open: str = "<parameter="
     key_end: str = ">"
     value_close: str = "</parameter>"
+    value_open: str = ""
+    flag: str = ""
+    text_flag: str = ""
+    trim: bool = True
+    entities: bool = False
     literals: tuple[tuple[str, str], ...] = ()
+    around: tuple[str, ...] = ()
+    cdata: bool = False
+    json: JsonInWrapper | None = None
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
         """The call's own opener, where the block's was left out."""
-        return (self.call_open,)
+        return (self.call_open,) if self.call_open else ()
 
     def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
         """A call of a declared tool does; prose about the tag does not."""
-        start = at + len(self.call_open)
-        end = cursor.text.find(self.name_end, start, start + _MAX_NAME)
-        if end >= 0:
-            return cursor.text[start:end] in names
-        return False if cursor.final or len(cursor.text) - start >= _MAX_NAME + len(self.name_end) else None
+        text, start = cursor.text, at + len(self.call_open)
+        marks = (self.name_end,) if self.name_end else ("\n", self.key_open, self.call_close, *self.around)
+        ends = [end for mark in marks if (end := text.find(mark, start, start + _MAX_NAME)) >= 0]
+        if ends:
+            return self.named(text[start : min(ends)])[0] in names
+        return False if cursor.final or len(text) - start >= _MAX_NAME + max(map(len, marks)) else None
+
+    def named(self, header: str) -> tuple[str, bool]:
+        """The name in a call's tag, and whether the tag closes itself."""
+        header = header.strip()
+        return self.keyed(header.removesuffix("/"))[0], header.endswith("/")
+
+    def keyed(self, header: str) -> tuple[str, str | None]:
+        """The key in a parameter's tag, and what its flag says, None where it is not given."""
+        key, attributes = _quoted_text(header)
+        _, found, value = attributes.partition(self.flag + "=") if self.flag else ("", "", "")
+        return _plain(key) if self.entities else key, _quoted_text(value)[0] if found else None
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "TaggedReader":
         """A reader for one block."""
@@ -71,18 +94,30 @@ class TaggedReader:
         self._closer = closer
         self._calls = calls
         self._bare = bare
-        self._state: Callable[[Cursor], Progress | None] = self._call
-        self._around_block = longest_first((opener, closer))
-        self._between_calls = longest_first((codec.call_open, opener, closer))
-        self._in_call = longest_first((codec.key_open, codec.call_close, codec.call_open, opener, closer))
-        self._ends = Matcher(
-            [*(lead + tag for tag in (codec.value_close, codec.call_close) for lead in ("", "\n")), "\n" + codec.key_open]
+        self._header_of_call = self._name if codec.name_end else self._plain_name
+        self._state: Callable[[Cursor], Progress | None] = self._call if codec.call_open else self._header_of_call
+        if codec.json is not None:
+            self._state = self._begin_block
+        self._other: Reader | None = None
+        self._call_close = codec.call_close if codec.call_open else closer
+        around = (*codec.around, opener, closer) if codec.call_open else (opener,)
+        self._around_block = longest_first(around)
+        self._between_calls = longest_first((codec.call_open, *codec.around, opener, closer))
+        self._in_call = longest_first((codec.key_open, self._call_close, codec.call_open, *codec.around, opener, closer))
+        self._name_ends = Matcher(("\n", *self._in_call))
+        self._plain_ends = Matcher(
+            [
+                *(lead + codec.value_close for lead in (("", "\n") if codec.trim else ("",))),
+                *(lead + self._call_close for lead in ("", "\n")),
+                *(lead + codec.key_open for lead in (("\n",) if codec.trim else ("", "\n"))),
+            ]
         )
+        self._ends = self._plain_ends
         self._calls_read = 0
         self._parameters = Parameters(None)
         self._keys: set[str] = set()
-        self._key = ""
         self._types = Types(frozenset())
+        self._declared = False  # the tag itself says that the value is JSON
         self._value_at = 0
         self._pieces: list[str] = []
         self._held_chars = 0
@@ -101,15 +136,32 @@ class TaggedReader:
         cursor.skip(_SPACE)
         return cursor.match(cursor.pos, tags)
 
+    def _begin_block(self, cursor: Cursor) -> Progress | None:
+        """Tags, or an object in their place."""
+        if not cursor.skip(_SPACE) and not cursor.final:
+            return "more"
+        if self._codec.json is not None and cursor.text.startswith("{", cursor.pos):
+            self._other = self._codec.json.reader(self._opener, self._closer, self._calls, bare=False)
+            self._state = self._elsewhere
+        else:
+            self._state = self._call if self._codec.call_open else self._header_of_call
+        return None
+
+    def _elsewhere(self, cursor: Cursor) -> Progress | None:
+        return self._other.step(cursor) if self._other is not None else "done"
+
     def _call(self, cursor: Cursor) -> Progress | None:
         """Before a call, or after one."""
         tag = self._next_tag(cursor, self._between_calls)
         if tag == "":
             return "more"
+        if tag in self._codec.around:
+            cursor.advance(cursor.pos + len(tag), "markup")
+            return None
         if tag == self._codec.call_open:
             self._end_call()
             cursor.advance(cursor.pos + len(tag), "markup")
-            self._state = self._name
+            self._state = self._header_of_call
             return None
         if tag is not None and tag == self._closer:
             cursor.advance(cursor.pos + len(tag), "markup")
@@ -129,6 +181,8 @@ class TaggedReader:
         start = cursor.pos
         stop = cursor.text.find(end, start, start + _MAX_NAME + len(end))
         seen = cursor.text[start : stop if stop >= 0 else start + _MAX_NAME]
+        if stop < 0:
+            seen = seen[: len(seen) - held_suffix(seen, (end,))]
         if "\n" in seen or "<" in seen or (stop < 0 and len(cursor.text) - start >= _MAX_NAME + len(end)):
             return Damage("bad_header", cursor.offset, cursor.offset)
         if stop < 0:
@@ -140,15 +194,42 @@ class TaggedReader:
 
     def _name(self, cursor: Cursor) -> Progress | None:
         offset = cursor.offset
-        name = self._header(cursor, self._codec.name_end)
-        if not isinstance(name, str):
-            return name or "more"
+        header = self._header(cursor, self._codec.name_end)
+        if not isinstance(header, str):
+            return header or "more"
+        name, closed = self._codec.named(header)
+        return self._begin(name, offset, self._closed if closed else self._body)
+
+    def _plain_name(self, cursor: Cursor) -> Progress | None:
+        """A name that ends with its line, or where the first parameter or the call's end begins."""
+        cursor.skip(_SPACE)
+        offset = cursor.offset
+        stop, end = self._name_ends.find(cursor, cursor.pos)
+        name = cursor.text[cursor.pos : stop].strip()
+        if stop - cursor.pos > _MAX_NAME or (end and (not name or any(mark in name for mark in "{<"))):
+            return Damage("bad_header" if name else "missing_name", offset, offset)
+        if not end:
+            return "more"
+        cursor.advance(stop + len(end) * (end in self._codec.around), "markup")
+        return self._begin(name, offset, self._body)
+
+    def _begin(self, name: str, offset: int, then: Callable[[Cursor], Progress | None]) -> Progress | None:
+        if not name:
+            return Damage("missing_name", offset, offset)
         self._calls.start(name, offset)
         self._calls_read += 1
         self._parameters = self._calls.parameters(name)
         self._keys = set()
-        self._state = self._body
+        self._state = then
         return None
+
+    def _closed(self, _: Cursor) -> Progress | None:
+        """A call whose tag closes itself has no parameters."""
+        self._calls.arguments("{}")
+        if self._bare or not self._codec.call_open:
+            self._calls.end()
+        self._state = self._call
+        return None if self._codec.call_open else "done"
 
     def _body(self, cursor: Cursor) -> Progress | None:
         """Before a parameter, or after one."""
@@ -163,35 +244,68 @@ class TaggedReader:
             self._state = self._read_key
             return None
         self._calls.arguments("}" if self._keys else "{}")
-        if tag == codec.call_close:
+        if tag == self._call_close:
             cursor.advance(cursor.pos + len(tag), "markup")
-            if self._bare:
-                self._calls.end()
         else:
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
+        if not codec.call_open:
+            self._calls.end()
+            return "done"
+        if self._bare and tag == self._call_close:
+            self._calls.end()
         self._state = self._call
         return None
 
     def _read_key(self, cursor: Cursor) -> Progress | None:
         offset = cursor.offset
-        key = self._header(cursor, self._codec.key_end)
-        if not isinstance(key, str):
-            return key or "more"
+        header = self._header(cursor, self._codec.key_end)
+        if not isinstance(header, str):
+            return header or "more"
+        key, said = self._codec.keyed(header)
         if key in self._keys:
             self._calls.fail("duplicate_key", offset, recovered=True)
-        self._calls.arguments((", " if self._keys else "{") + f"{_quoted(key)}: ")
+        self._calls.arguments((", " if self._keys else "{") + f"{quoted(key)}: ")
         self._keys.add(key)
-        self._key = key
         self._types = self._parameters.types(key)
+        self._declared = False
+        if said is not None:
+            self._declared = said != self._codec.text_flag
+            self._types = _NO_TEXT if self._declared else TEXT
+        self._state = self._open_value if self._codec.value_open else self._first_line
+        return None
+
+    def _open_value(self, cursor: Cursor) -> Progress | None:
+        tag = self._next_tag(cursor, (self._codec.value_open,))
+        if tag == "":
+            return "more"
+        if tag is None:
+            return Damage("bad_header", cursor.offset, cursor.offset)
+        cursor.advance(cursor.pos + len(tag), "markup")
         self._state = self._first_line
         return None
 
     def _first_line(self, cursor: Cursor) -> Progress | None:
-        """A newline right after the tag is markup."""
-        if cursor.pos == len(cursor.text) and not cursor.final:
+        """A newline right after the tag may be markup."""
+        if self._codec.trim:
+            if cursor.pos == len(cursor.text) and not cursor.final:
+                return "more"
+            if cursor.text.startswith("\n", cursor.pos):
+                cursor.advance(cursor.pos + 1, "markup")
+        self._ends = self._plain_ends
+        self._state = self._open_cdata if self._codec.cdata else self._begin_value
+        return None
+
+    def _open_cdata(self, cursor: Cursor) -> Progress | None:
+        found = cursor.match(cursor.pos, (_CDATA,))
+        if found == "":
             return "more"
-        if cursor.text.startswith("\n", cursor.pos):
-            cursor.advance(cursor.pos + 1, "markup")
+        if found:
+            cursor.advance(cursor.pos + len(found), "markup")
+            self._ends = Matcher((_CDATA_END + self._codec.value_close,))
+        self._state = self._begin_value
+        return None
+
+    def _begin_value(self, cursor: Cursor) -> Progress | None:
         self._value_at = cursor.offset
         self._pieces = []
         self._held_chars = 0
@@ -203,8 +317,7 @@ class TaggedReader:
     def _decide(self, first: str) -> None:
         """A string goes on at once, unless it begins as a value of another type that the schema allows."""
         self._decided = True
-        kinds = self._types.kinds
-        if "string" in kinds and not any(first in _LITERAL_STARTS.get(kind, "") for kind in kinds):
+        if surely_text(first, self._types):
             self._stream()
 
     def _stream(self) -> None:
@@ -218,7 +331,7 @@ class TaggedReader:
         piece = cursor.text[cursor.pos : at]
         cursor.advance(at, "arguments")
         if self._streams:
-            self._calls.arguments(_escaped(piece))
+            self._calls.arguments(escaped(piece))
         else:
             self._pieces.append(piece)
             self._held_chars += len(piece)
@@ -233,7 +346,7 @@ class TaggedReader:
             return Damage("value_too_large", self._value_at, self._value_at + self._calls.held_chars)
         self._calls.fail("value_too_large", self._value_at, recovered=True)
         self._stream()
-        self._calls.arguments(_escaped("".join(self._pieces)))
+        self._calls.arguments(escaped("".join(self._pieces)))
         self._pieces = []
         return None
 
@@ -241,7 +354,8 @@ class TaggedReader:
         if self._streams:
             self._calls.arguments('"')
         else:
-            text, fits = converted("".join(self._pieces), self._types, self._codec.literals)
+            text = "".join(self._pieces)
+            text, fits = declared_json(text) if self._declared else converted(text, self._types, self._codec.literals)
             if not fits:
                 self._calls.fail("schema_mismatch", self._value_at, recovered=True)
             self._calls.arguments(text)
@@ -271,18 +385,18 @@ class TaggedReader:
         after = at + len(tag)
         if tag.endswith(self._codec.value_close):
             return self._may_follow_value(cursor, after)
-        if tag.endswith(self._codec.call_close):
+        if tag.endswith(self._call_close):
             return self._follows(cursor, after, self._around_block)
         end = cursor.text.find(self._codec.key_end, after, after + _MAX_NAME)
         if end < 0:
             return False if cursor.final or len(cursor.text) - after >= _MAX_NAME + 1 else None
-        key = cursor.text[after:end]
+        key, _ = self._codec.keyed(cursor.text[after:end])
         return self._parameters.declares(key) and key not in self._keys
 
     def _may_follow_value(self, cursor: Cursor, at: int) -> bool | None:
         """Whether another parameter, or the end of the call, stands here."""
         verdict = self._follows(cursor, at, self._in_call)
-        if verdict and not self._bare and cursor.by_id(self._closer):
+        if verdict and not self._bare and self._codec.call_open and cursor.by_id(self._closer):
             # The block's closer is known by its id, so that a quoted call in a value can be told from the end of this one.
             at = _after_space(cursor.text, at)
             if cursor.text.startswith(self._codec.call_close, at):
@@ -290,12 +404,20 @@ class TaggedReader:
         return verdict
 
     def _follows(self, cursor: Cursor, at: int, tags: tuple[str, ...]) -> bool | None:
-        """Whether one of the tags, or the end of the output, stands here after whitespace; None if more text must decide."""
+        """Whether one of the tags, or the end of an output that was not cut, stands here after whitespace; None if more text must
+        decide."""
         at = _after_space(cursor.text, at)
         if at == len(cursor.text):
-            return True if cursor.final else None
+            return True if cursor.final and not cursor.cut else None
         tag = cursor.match(at, tags)
         return None if tag == "" else tag is not None
+
+
+def _plain(text: str) -> str:
+    """Text with its entities read."""
+    for entity, character in (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
+        text = text.replace(entity, character)
+    return text
 
 
 def _after_space(text: str, at: int) -> int:
@@ -306,33 +428,10 @@ def _after_space(text: str, at: int) -> int:
     return at
 
 
-def _quoted(text: str) -> str:
-    return f'"{_escaped(text)}"'
-
-
-def _escaped(text: str) -> str:
-    """The inside of a JSON string."""
-    return text.translate(_ESCAPES) if _ESCAPED.search(text) else text
-
-
-def converted(text: str, types: Types, literals: tuple[tuple[str, str], ...] = ()) -> tuple[str, bool]:
-    """A value's text as JSON, and whether it has one of the types. What does not fit is forwarded as it was written."""
-    may_be_text = "string" in types.kinds
-    if may_be_text and text in types.strings:
-        return _quoted(text), True
-    stripped = text if may_be_text else text.strip(_SPACE)
-    if not may_be_text:
-        stripped = dict(literals).get(stripped, stripped)
-    if is_json(stripped) and not (may_be_text and stripped.startswith('"')):
-        fits = _decodes_to(stripped, types)
-        if fits or not may_be_text:
-            return stripped, fits
-    return _quoted(text), may_be_text
-
-
-def _decodes_to(text: str, types: Types) -> bool:
-    """Whether JSON text has one of the types; one with a lone surrogate, or a number beyond all floats, has none."""
-    try:
-        return types.fits(jsonio.decode(text))
-    except jsonio.JsonError:
-        return False
+def _quoted_text(text: str) -> tuple[str, str]:
+    """What stands at the beginning without its quotes, all of it where there are none, and what follows it."""
+    text = text.strip()
+    if text[:1] not in ('"', "'"):
+        return text, ""
+    inside, _, rest = text[1:].partition(text[0])
+    return inside.strip(), rest

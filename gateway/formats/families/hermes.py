@@ -6,7 +6,7 @@ from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
 
 FORMAT = FormatSpec(
     name="hermes",
-    aliases=("qwen", "qwen25", "qwen3", "qwen3_json"),
+    aliases=("qwen", "qwen25", "qwen3", "qwen3_json", "qwen3-thinking", "trinity"),
     reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
     blocks=(
         Block(

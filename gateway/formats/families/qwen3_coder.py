@@ -14,5 +14,5 @@ FORMAT = FormatSpec(
             codec=Tagged(literals=(("True", "true"), ("False", "false"), ("None", "null"))),
         ),
     ),
-    newlines_before_call=1,
+    newlines_before_call=2,
 )

@@ -1,0 +1,226 @@
+"""Calls as a header with the name and then the arguments as JSON: `name[ARGS]{…}`, `functions.name:0<…>{…}`, with or without
+markers around each call.
+
+Invariant: as for `json_arguments`. What stands between calls of one block and is no markup is counted `bad_header` and dropped
+where another call follows it; elsewhere it is text.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.formats.calls import Calls
+from gateway.formats.codecs.json_arguments import JsonArguments
+from gateway.formats.cursor import Cursor, Matcher, longest_first
+from gateway.formats.spec import Damage, Progress
+
+_SPACE = " \t\n\r"
+_MAX_HEADER = 256
+_MAX_NOISE = 256  # characters between two calls; more is text
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """`call_open` and `call_close` stand around a call, empty where the block's own markers do. The header is
+    `kind + kind_end + name + id_open + id + name_end`, of which only the name and `name_end` are always there. The arguments may
+    stand between one of `fence_open` and `fence_close`. `numbered`: the header is `functions.name:number`, which is the call's id
+    too.
+    """
+
+    name_end: str
+    call_open: str = ""
+    call_close: str = ""
+    kind_end: str = ""
+    id_open: str = ""
+    fence_open: tuple[str, ...] = ()
+    fence_close: str = ""
+    numbered: bool = False
+
+    @property
+    def bare_openers(self) -> tuple[str, ...]:
+        """The call's own opener, where the block's was left out."""
+        return (self.call_open,) if self.call_open else ()
+
+    def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
+        """A call of a declared tool does; prose about the marker does not."""
+        start = at + len(self.call_open)
+        end = cursor.text.find(self.name_end, start, start + _MAX_HEADER)
+        if end >= 0:
+            return self.name_of(cursor.text[start:end], names)[0] in names
+        return False if cursor.final or len(cursor.text) - start >= _MAX_HEADER + len(self.name_end) else None
+
+    def name_of(self, header: str, names: frozenset[str]) -> tuple[str, str | None]:
+        """The name and the id that a header holds."""
+        header = header.rpartition(self.kind_end)[2].strip() if self.kind_end else header.strip()
+        if self.numbered:
+            return _unnumbered(header, names), header
+        if self.id_open:
+            header, mark, call_id = header.partition(self.id_open)
+            return header.strip(), call_id.strip() if mark else None
+        return header, None
+
+    def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "NamedReader":
+        """A reader for one block."""
+        return NamedReader(self, closer, calls, bare)
+
+
+def _unnumbered(header: str, names: frozenset[str]) -> str:
+    """The name in `functions.name:0`; models write a `_` in the place of either sign, or leave the number or the word out."""
+    name = next((header.removeprefix(word) for word in ("functions.", "functions_") if header.startswith(word)), header)
+    for candidate in (name, header):
+        base, sign, number = candidate.rpartition(":")
+        if sign and number.isdigit():
+            return base
+        base, sign, number = candidate.rpartition("_")
+        if candidate not in names and base in names and number.isdigit():
+            return base
+    return name
+
+
+class NamedReader:
+    """Reads one block. Each state is a method; None from it means that another has taken over."""
+
+    def __init__(self, codec: NamedJson, closer: str, calls: Calls, bare: bool) -> None:
+        self._codec = codec
+        self._closer = closer
+        self._calls = calls
+        self._bare = bare
+        self._state: Callable[[Cursor], Progress | None] = self._between if codec.call_open else self._header
+        self._between_calls = longest_first((codec.call_open, closer))
+        self._marks = Matcher(self._between_calls)
+        self._calls_read = 0
+        self._name_at = 0
+        self._arguments: JsonArguments | None = None
+
+    def step(self, cursor: Cursor) -> Progress:
+        """Read on."""
+        while True:
+            progress = self._state(cursor)
+            if progress is not None:
+                return progress
+
+    def _between(self, cursor: Cursor) -> Progress | None:
+        """Before a call, or after one."""
+        cursor.skip(_SPACE)
+        tag = cursor.match(cursor.pos, self._between_calls)
+        if tag == "":
+            return "more"
+        if tag is None:
+            return self._noise(cursor)
+        if tag != self._codec.call_open:
+            return self._end(cursor, tag)
+        self._end_call()
+        cursor.advance(cursor.pos + len(tag), "markup")
+        self._state = self._header
+        return None
+
+    def _noise(self, cursor: Cursor) -> Progress | None:
+        """Neither a call nor the block's end: dropped only where a call follows soon."""
+        at, tag = self._marks.find(cursor, cursor.pos)
+        if tag == self._codec.call_open and at - cursor.pos <= _MAX_NOISE and not self._bare:
+            self._calls.fail("bad_header", cursor.offset, recovered=False)
+            cursor.advance(at, "failure")
+            return None
+        if not tag and not cursor.final and at - cursor.pos <= _MAX_NOISE and not (self._bare and self._calls_read):
+            return "more"
+        if not self._calls_read:
+            return Damage("bad_header", self._calls.raw_from, cursor.offset)
+        if not self._bare:
+            self._calls.fail("missing_closer", cursor.offset, recovered=True)
+        self._end_call()
+        return "done"
+
+    def _end(self, cursor: Cursor, tag: str) -> Progress:
+        """The block's closer. A block without a call is markup all the same."""
+        if not self._calls_read:
+            self._calls.fail("bad_header", cursor.offset, recovered=True)
+        cursor.advance(cursor.pos + len(tag), "markup")
+        self._end_call()
+        return "done"
+
+    def _end_call(self) -> None:
+        if self._calls.is_open:
+            self._calls.end()
+
+    def _header(self, cursor: Cursor) -> Progress | None:
+        codec, start = self._codec, cursor.pos
+        stop = cursor.text.find(codec.name_end, start, start + _MAX_HEADER + len(codec.name_end))
+        header = cursor.text[start : stop if stop >= 0 else start + _MAX_HEADER]
+        full = stop < 0 and len(cursor.text) - start >= _MAX_HEADER + len(codec.name_end)
+        if full or "{" in header:
+            return Damage("bad_header", cursor.offset, cursor.offset)
+        if stop < 0:
+            return "more"
+        name, native_id = codec.name_of(header, self._calls.names)
+        if not name or len(name.split()) > 1 or any(mark in name for mark in "<["):
+            return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
+        self._calls.start(name, cursor.offset, native_id)
+        self._calls_read += 1
+        cursor.advance(stop + len(codec.name_end), "markup")
+        self._state = self._open_fence if codec.fence_open else self._begin_arguments
+        return None
+
+    def _optional(self, cursor: Cursor, marks: tuple[str, ...], then: Callable[[Cursor], Progress | None]) -> Progress | None:
+        """A mark that the model may have left out, after whitespace."""
+        cursor.skip(_SPACE)
+        found = cursor.match(cursor.pos, longest_first(marks))
+        if found == "":
+            return "more"
+        if found:
+            cursor.advance(cursor.pos + len(found), "markup")
+        else:
+            self._calls.fail("bad_header", cursor.offset, recovered=True)
+        self._state = then
+        return None
+
+    def _open_fence(self, cursor: Cursor) -> Progress | None:
+        return self._optional(cursor, self._codec.fence_open, self._begin_arguments)
+
+    def _begin_arguments(self, cursor: Cursor) -> Progress | None:
+        if not cursor.skip(_SPACE) and not cursor.final:
+            return "more"
+        ends = longest_first((self._codec.call_close, self._closer, self._codec.fence_close))
+        absent = cursor.match(cursor.pos, ends)
+        if absent == "":
+            return "more"
+        if absent:
+            self._calls.arguments("{}")
+            self._state = self._after_arguments
+        else:
+            self._arguments = JsonArguments(self._calls, cursor, self._calls.arguments)
+            self._state = self._in_arguments
+        return None
+
+    def _in_arguments(self, cursor: Cursor) -> Progress | None:
+        progress = self._arguments.step(cursor) if self._arguments is not None else "done"
+        if progress != "done":
+            return progress
+        self._state = self._after_arguments
+        return None
+
+    def _after_arguments(self, cursor: Cursor) -> Progress | None:
+        if self._codec.fence_close:
+            return self._optional(cursor, (self._codec.fence_close,), self._close_call)
+        return self._close_call(cursor)
+
+    def _close_call(self, cursor: Cursor) -> Progress | None:
+        close = self._codec.call_close or self._closer
+        if not close:
+            self._end_call()
+            return "done"
+        cursor.skip(_SPACE)
+        found = cursor.match(cursor.pos, (close,))
+        if found == "":
+            return "more"
+        if found is None:
+            # The next call or the block's end must stand here, so that only this call's closer was left out.
+            follows = cursor.match(cursor.pos, longest_first((self._codec.call_open, self._closer)))
+            if not follows and self._codec.call_open:
+                waits = follows == "" or cursor.pos == len(cursor.text)
+                return "more" if waits else Damage("invalid_json", cursor.offset, cursor.offset)
+            self._calls.fail("missing_closer", cursor.offset, recovered=True)
+        else:
+            cursor.advance(cursor.pos + len(close), "markup")
+        if self._bare or not self._codec.call_open:
+            self._calls.end()
+        self._state = self._between
+        return None if self._codec.call_open else "done"

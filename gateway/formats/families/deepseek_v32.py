@@ -1,0 +1,27 @@
+"""DeepSeek V3.2: one tag a parameter in `｜DSML｜` tags, which say whether the value is a string."""
+
+from gateway.formats.codecs.tagged import Tagged
+from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
+
+FORMAT = FormatSpec(
+    name="deepseek_v32",
+    aliases=("deepseekv32",),
+    reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
+    blocks=(
+        Block(
+            opener=Marker("<｜DSML｜function_calls>"),
+            closer=Marker("</｜DSML｜function_calls>"),
+            codec=Tagged(
+                call_open="<｜DSML｜invoke name=",
+                call_close="</｜DSML｜invoke>",
+                key_open="<｜DSML｜parameter name=",
+                value_close="</｜DSML｜parameter>",
+                flag="string",
+                text_flag="true",
+                trim=False,
+            ),
+        ),
+    ),
+    newlines_before_call=2,
+    tokens=("｜DSML｜",),
+)

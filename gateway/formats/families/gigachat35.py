@@ -1,0 +1,25 @@
+"""GigaChat 3.5: one tag a parameter in `｜GCML｜` tags, which say whether the value is a string; without thoughts."""
+
+from gateway.formats.codecs.tagged import Tagged
+from gateway.formats.spec import Block, FormatSpec, Marker
+
+FORMAT = FormatSpec(
+    name="gigachat35",
+    blocks=(
+        Block(
+            opener=Marker("<｜GCML｜tool_calls>"),
+            closer=Marker("</｜GCML｜tool_calls>"),
+            codec=Tagged(
+                call_open="<｜GCML｜invoke name=",
+                call_close="</｜GCML｜invoke>",
+                key_open="<｜GCML｜parameter name=",
+                value_close="</｜GCML｜parameter>",
+                flag="string",
+                text_flag="true",
+                trim=False,
+            ),
+        ),
+    ),
+    newlines_before_call=2,
+    tokens=("｜GCML｜",),
+)

@@ -1,0 +1,18 @@
+"""Nemotron 3: Qwen3-Coder's calls, with thoughts in `<think>` tags that the prompt may open."""
+
+from gateway.formats.codecs.tagged import Tagged
+from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
+
+FORMAT = FormatSpec(
+    name="nemotron_v3",
+    aliases=("nemotron_3", "nano_v3"),
+    reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
+    blocks=(
+        Block(
+            opener=Marker("<tool_call>", token=True),
+            closer=Marker("</tool_call>", token=True),
+            codec=Tagged(literals=(("True", "true"), ("False", "false"), ("None", "null"))),
+        ),
+    ),
+    newlines_before_call=2,
+)
