@@ -63,7 +63,7 @@ async def up(
                 await _greet(f"http://127.0.0.1:{port}", name, console)
             except httpx.HTTPError as error:
                 raise NotUp(f"the greeting failed: {str(error) or type(error).__name__}") from None
-            _show_how(console, port, name)
+            _show_how(console, port, port_of(sockets[1]), name)
 
         telling = asyncio.create_task(_tell_the_end(stop, console))
         try:
@@ -157,7 +157,7 @@ async def _chat(url: str, name: str) -> AsyncIterator[dict[str, Any]]:
                 yield chunk
 
 
-def _show_how(console: Console, port: int, name: str) -> None:
+def _show_how(console: Console, port: int, admin_port: int, name: str) -> None:
     """How the user's own client reaches this gateway."""
     url = f"http://127.0.0.1:{port}/v1"
     console.print(
@@ -174,7 +174,7 @@ or from Python, with the openai package:
   answer = client.chat.completions.create(model="{name}", messages=messages, max_tokens=64)
   print(answer.choices[0].message.content)
 
-Metrics: http://127.0.0.1:{port}/metrics. Ctrl-C ends it.""",
+Metrics: http://127.0.0.1:{port}/metrics, and at the admin port, http://127.0.0.1:{admin_port}/metrics. Ctrl-C ends it.""",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -38,6 +38,7 @@ async def test_what_it_prints_works(tmp_path: Path) -> None:
         engine = running.engine()
         await run_the_curl_line(shown)
         await asyncio.to_thread(run_the_python_lines, shown)
+        await read_the_metrics(shown)
         running.child.send_signal(signal.SIGTERM)
         code = await running.ended()
     assert code == 0, running.output.read_text()
@@ -60,6 +61,14 @@ async def run_the_curl_line(shown: str) -> None:
     events = events_of(response.content)
     assert events[-1] == "[DONE]"
     assert "".join(choice["delta"].get("content") or "" for chunk in events[:-1] for choice in chunk["choices"])
+
+
+async def read_the_metrics(shown: str) -> None:
+    urls = re.findall(r"http://\S+/metrics", shown)
+    async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
+        answers = [await client.get(url) for url in urls]
+    assert len(set(urls)) == 2
+    assert all("interlock_requests_total" in answer.text for answer in answers)
 
 
 def run_the_python_lines(shown: str) -> None:

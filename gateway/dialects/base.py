@@ -73,6 +73,14 @@ class Dialect(Protocol):
         """The word in metrics: `openai_chat`, …"""
 
     @property
+    def title(self) -> str:
+        """What its users call it."""
+
+    @property
+    def body(self) -> type:
+        """The type that a request's body is read into."""
+
+    @property
     def path(self) -> str:
         """Its POST path."""
 

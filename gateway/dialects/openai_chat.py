@@ -10,6 +10,7 @@ from typing import Any
 from gateway.dialects import openai_request
 from gateway.dialects.base import Answer, Encoder, Limits
 from gateway.dialects.openai_answer import error_body, token_fields
+from gateway.dialects.openai_fields import ChatBody
 from gateway.dialects.openai_stream import StreamEncoder
 from gateway.dialects.openai_whole import WholeEncoder
 from gateway.errors import GatewayError
@@ -21,6 +22,8 @@ class OpenAIChat:
     """The dialect."""
 
     name = "openai_chat"
+    title = "OpenAI Chat Completions"
+    body = ChatBody
     path = "/v1/chat/completions"
 
     def parse(self, body: bytes, limits: Limits) -> GenerateRequest:

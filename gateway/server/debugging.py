@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from gateway.dialects.base import JSON_TYPE, Dialect
-from gateway.dialects.checks import invalid, unreadable
+from gateway.dialects.checks import fit_for_header, given, invalid, unreadable
 from gateway.errors import BadRequest, ModelNotFound, shown
 from gateway.fleet.registry import Registry
 from gateway.model import Model, Rendered
@@ -22,6 +22,7 @@ from gateway.prompt.tokenizer import Tokenizer
 from gateway.rendering import THREAD_BODY_BYTES, context_of, prompt_for
 from gateway.request import CallAnswer, GenerateRequest, Prompt
 from gateway.server.completions import ServeOptions
+from gateway.server.schemas import described, schema_of
 from gateway.server.stream import ClientLeft, read_body
 from gateway.timer import Watchdog
 from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
@@ -29,11 +30,6 @@ from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
 T = TypeVar("T")
 _NULL = Raw(b"null")
 _CLIENT_LEFT = 499
-_FIELDS: Mapping[str, Mapping[str, Any]] = {
-    "model": {"type": "string"},
-    "messages": {"type": "array", "items": {"type": "object"}},
-    "tokens": {"type": "array", "items": {"type": "integer"}},
-}
 
 
 class _Tokenize(msgspec.Struct):
@@ -53,6 +49,7 @@ class _Detokenize(msgspec.Struct):
 
 _TOKENIZE = Decoder(_Tokenize)
 _DETOKENIZE = Decoder(_Detokenize)
+_OUTLINE: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 
 
 class Debugging:
@@ -69,9 +66,9 @@ class Debugging:
         self._watchdog = watchdog
 
     @property
-    def chat_path(self) -> str:
-        """The path of the chat route."""
-        return self._dialect.path
+    def dialect(self) -> Dialect:
+        """The one of the chat route."""
+        return self._dialect
 
     async def answer(self, request: Request, handler: Callable[[bytes], Awaitable[bytes]]) -> Response:
         """Reads the body within the server's limits, and answers with what the handler makes of it."""
@@ -98,14 +95,19 @@ class Debugging:
         if (text is None) == (asked.messages == _NULL):
             raise invalid("prompt", "give `prompt` or `messages`, one of them")
         if text is None:
-            ids = (await self._prompt(model, self._dialect.parse(body, self._options.limits))).ids
+            request = self._dialect.parse(body, self._options.limits)
+            ids = (await self._prompt(model, request)).ids
+            ignored = [name for name in request.ignored if name not in _Tokenize.__struct_fields__]
         else:
             _refuse_beside_prompt(asked)
             ids = await _off_loop(body, lambda: prompter.tokenizer.encode(text))
+            ignored = _unread(_Tokenize, body)
         with_bos = text is not None if asked.add_special_tokens is None else asked.add_special_tokens
         if with_bos and prompter.bos_id is not None:
             ids = (prompter.bos_id, *ids)
-        told = {"count": len(ids), "max_model_len": context_of(model, self._registry), "tokens": ids}
+        told: dict[str, Any] = {"count": len(ids), "max_model_len": context_of(model, self._registry), "tokens": ids}
+        if ignored:
+            told["ignored"] = ignored
         if not asked.return_token_strs:
             return await _off_loop(body, lambda: encode(told))
         return await _off_loop(body, lambda: encode({**told, "token_strs": _spellings(prompter.tokenizer, ids)}))
@@ -114,7 +116,8 @@ class Debugging:
         """The text of ids, special tokens written out."""
         asked = _read(_DETOKENIZE, body)
         tokenizer = _rendered(self._model(asked.model)).prompter.tokenizer
-        return await _off_loop(body, lambda: encode({"prompt": _text(tokenizer, asked.tokens)}))
+        told = {"ignored": ignored} if (ignored := _unread(_Detokenize, body)) else {}
+        return await _off_loop(body, lambda: encode({"prompt": _text(tokenizer, asked.tokens), **told}))
 
     def _model(self, name: str) -> Model:
         model = self._models.get(name)
@@ -131,24 +134,21 @@ class Debugging:
 
 def add_debugging(api: FastAPI, debugging: Debugging) -> None:
     """The three routes, and their place in the OpenAPI document."""
-    path = f"{debugging.chat_path}/render"
+    path, chat = f"{debugging.dialect.path}/render", schema_of(debugging.dialect.body)
+    tokenized = schema_of(_Tokenize)
+    tokenized["properties"] |= {name: chat["properties"][name] for name in ("messages", "tools")}
 
-    @api.post(path, summary="The prompt that a chat request makes", openapi_extra=_body("model", "messages"))
+    @api.post(path, summary="The prompt that a chat request makes", openapi_extra=described(chat))
     async def render(request: Request) -> Response:
         return await debugging.answer(request, debugging.render)
 
-    @api.post("/tokenize", summary="The token ids of `prompt`, or of `messages`", openapi_extra=_body("model"))
+    @api.post("/tokenize", summary="The token ids of `prompt`, or of `messages`", openapi_extra=described(tokenized))
     async def tokenize(request: Request) -> Response:
         return await debugging.answer(request, debugging.tokenize)
 
-    @api.post("/detokenize", summary="The text of token ids", openapi_extra=_body("model", "tokens"))
+    @api.post("/detokenize", summary="The text of token ids", openapi_extra=described(schema_of(_Detokenize)))
     async def detokenize(request: Request) -> Response:
         return await debugging.answer(request, debugging.detokenize)
-
-
-def _body(*required: str) -> dict[str, Any]:
-    schema = {"type": "object", "required": list(required), "properties": {name: _FIELDS[name] for name in required}}
-    return {"requestBody": {"required": True, "content": {JSON_TYPE.decode(): {"schema": schema}}}}
 
 
 def _read(decoder: Decoder[T], body: bytes) -> T:
@@ -156,6 +156,12 @@ def _read(decoder: Decoder[T], body: bytes) -> T:
         return decoder.decode(body)
     except JsonError as error:
         raise unreadable(error) from None
+
+
+def _unread(shape: type[msgspec.Struct], body: bytes) -> list[str]:
+    """The names of the fields that nothing reads."""
+    used = frozenset(shape.__struct_fields__)
+    return list(fit_for_header(name for name in given(_OUTLINE.decode(body)) if name not in used))
 
 
 async def _off_loop(body: bytes, work: Callable[[], T]) -> T:
@@ -178,8 +184,8 @@ def _not_rendered(model: Model) -> BadRequest:
 
 
 def _refuse_beside_prompt(asked: _Tokenize) -> None:
-    for name, given in (("tools", asked.tools != _NULL), ("add_generation_prompt", asked.add_generation_prompt is not None)):
-        if given:
+    for name, said in (("tools", asked.tools != _NULL), ("add_generation_prompt", asked.add_generation_prompt is not None)):
+        if said:
             raise invalid(name, "it goes with `messages`, not with `prompt`")
 
 

@@ -25,6 +25,7 @@ from gateway.errors import (
 )
 from gateway.fleet.registry import Registry
 from gateway.model import Model
+from gateway.server.schemas import described, schema_of
 from gateway.wire.jsonio import decode, encode
 
 Expose = Callable[[str], tuple[str, bytes]]
@@ -106,7 +107,8 @@ def declare(api: FastAPI, dialects: Sequence[Dialect]) -> None:
         document = made()
         for dialect in dialects:
             answers = {"200": {"description": "The answer; an event stream where `stream` is true"}}
-            document["paths"][dialect.path] = {"post": {"summary": dialect.name, "responses": answers}}
+            operation = {"summary": dialect.title, **described(schema_of(dialect.body)), "responses": answers}
+            document["paths"][dialect.path] = {"post": operation}
         return document
 
     api.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document

@@ -189,9 +189,31 @@ async def test_they_are_in_the_api_s_description_and_not_on_the_admin_port() -> 
         paths = (await served.client.get("/openapi.json")).json()["paths"]
         admin = await served.client.post(f"{served.admin_url}/tokenize", json={"model": "m", "prompt": "a"})
     for path in (RENDER, "/tokenize", "/detokenize"):
-        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        schema = schema_in(paths[path])
         assert "model" in schema["required"]
+    chat = schema_in(paths["/v1/chat/completions"])
+    assert chat == schema_in(paths[RENDER])
+    assert chat["required"] == ["model", "messages"]
+    assert chat["properties"]["messages"]["items"]["properties"]["tool_call_id"] == {"type": "string"}
+    assert chat["properties"]["stop"] == {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    assert paths["/v1/chat/completions"]["post"]["summary"] == "OpenAI Chat Completions"
+    tokenized = schema_in(paths["/tokenize"])["properties"]
+    assert {"prompt", "add_special_tokens", "return_token_strs"} < set(tokenized)
+    assert tokenized["messages"] == chat["properties"]["messages"]
+    assert schema_in(paths["/detokenize"])["properties"]["tokens"] == {"type": "array", "items": {"type": "integer"}}
     assert admin.status_code == 404
+
+
+def schema_in(path: Any) -> Any:
+    return path["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+
+async def test_fields_that_nothing_reads_are_named() -> None:
+    async with scripted() as (_, served):
+        text = await post(served, "/tokenize", {"model": "m", "prompt": "the", "zeta": 1, "nothing": None})
+        said = await post(served, "/tokenize", {**HELLO, "return_token_strs": True, "zeta": 1})
+        back = await post(served, "/detokenize", {"model": "m", "tokens": [1], "zeta": 1})
+    assert [each["ignored"] for each in (text, said, back)] == [["zeta"]] * 3
 
 
 async def test_long_texts_are_worked_on_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
