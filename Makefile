@@ -76,6 +76,6 @@ clean:
 	@touch $@
 
 .venv/.dev: requirements/dev.txt .venv/.run
-	@echo "Installing into .venv: the $$(grep -c == requirements/dev.txt) packages of requirements/dev.txt that are not there yet."
+	@echo "Installing into .venv: those of the $$(grep -c == requirements/dev.txt) packages of requirements/dev.txt that are not there yet."
 	$(PIP) --require-hashes --requirement requirements/dev.txt
 	@touch $@
