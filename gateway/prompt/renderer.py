@@ -13,13 +13,14 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gateway.errors import BadRequest, ContextTooLong
-from gateway.prompt.neutral import MarkedText, Spellings, unused_character, with_plain_marks
+from gateway.prompt.neutral import MarkedText, Places, Spellings, clients_own, unused_character, with_plain_marks
 from gateway.prompt.segments import Segments, cut_tokens
 from gateway.prompt.source import DEFAULT, ModelFiles
 from gateway.prompt.template import ChatTemplate
 from gateway.prompt.turn_end import turn_tokens
 
 ControlTokens = Literal["text", "special"]
+_CLOCK = "strftime_now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Renderer:
         control_tokens: ControlTokens = "text",
     ) -> None:
         """Raises ModelFileError for a template that does not compile."""
+        self._clock = clock
         self._tokenizer = files.tokenizer
         self._specials = files.specials
         self.templates: Mapping[str, ChatTemplate] = MappingProxyType(
@@ -80,24 +82,42 @@ class Renderer:
         self._marked = MarkedText(files.tokenizer, self.controls)
 
     def render(self, draft: Draft) -> Rendering:
-        """Raises BadRequest where the template refuses, and ContextTooLong, told from the text's length alone."""
-        given, mark = draft.variables, ""
-        if self._spellings is not None and self._spellings.touch(given):
-            mark = unused_character(given)
-            given = {name: self._spellings.marked(value, mark) for name, value in given.items()}
-        marked = self._continued(draft.template, given) if draft.continues else self._text(draft.template, given)
-        if not mark:
-            self._refuse_over(draft.context_tokens, marked)
-            ids = self._segments.encode(marked) if self._segments is not None else self._tokenizer.encode(marked)
-            return Rendering(marked, ids, len(self._tokenizer.lost(marked)))
-        marked = with_plain_marks(marked, mark)
-        text = marked.replace(mark, "")
+        """Raises BadRequest where the template refuses, or reads control tokens in a way that marked text cannot show, and
+        ContextTooLong, told from the text's length alone."""
+        given = {**draft.variables, _CLOCK: self._clock().strftime}  # both renders have the same time
+        text = self._drafted(draft, given)
         self._refuse_over(draft.context_tokens, text)
+        lost = len(self._tokenizer.lost(text))
+        places = self._spellings.places(text) if self._spellings is not None else None
+        if places is None or not places.touch(_clients_values(given)):
+            ids = self._segments.encode(text) if self._segments is not None else self._tokenizer.encode(text)
+            return Rendering(text, ids, lost)
+        mark = unused_character(given)
+        marked = self._marked_text(draft, given, places, mark, text)
         if self._segments is not None:
             ids = self._segments.encode_marked(marked, mark, self._marked)
         else:
             ids = self._marked.encode(marked, mark)
-        return Rendering(text, ids, len(self._tokenizer.lost(text)), True)
+        return Rendering(text, ids, lost, True)
+
+    def _marked_text(self, draft: Draft, given: Mapping[str, Any], places: Places, mark: str, text: str) -> str:
+        """The text with marks where it is the client's and spells a control token, or a part of one."""
+        split = self._drafted(draft, clients_own(given, lambda value: places.marked(value, mark)))
+        split = with_plain_marks(split, mark)
+        if split.replace(mark, "") == text:
+            return split
+        between = unused_character([given, mark])
+        doubled = self._drafted(draft, clients_own(given, lambda value: places.marked(value, mark, between)))
+        doubled = with_plain_marks(with_plain_marks(doubled, mark), between)
+        once = places.undoubled(doubled, between, mark)
+        if once is not None and once.replace(mark, "") == text:
+            return once
+        example = places.example(_clients_values(given))
+        raise BadRequest(
+            "The text holds control tokens of the model, or parts of them, that its chat template looks for or changes, so that "
+            f"they cannot be given as text: {example}.",
+            param="messages",
+        )
 
     def spells_controls(self, value: object) -> bool:
         """Whether a string of this JSON value spells a control token that is given as text."""
@@ -106,6 +126,10 @@ class Renderer:
     def _refuse_over(self, context_tokens: int | None, text: str) -> None:
         if context_tokens is not None:
             refuse_over(context_tokens, self._tokenizer.least_tokens((text,)))
+
+    def _drafted(self, draft: Draft, variables: Mapping[str, Any]) -> str:
+        """The draft's text, of its variables or of these in their place."""
+        return self._continued(draft.template, variables) if draft.continues else self._text(draft.template, variables)
 
     def _text(self, template: str, variables: Mapping[str, Any]) -> str:
         return self.templates[template].render({**variables, **self._specials})
@@ -141,6 +165,12 @@ class Renderer:
         added = self._tokenizer.added
         controls = {token.text for token in added if token.special} | turn_tokens(render, [token.text for token in added])
         return frozenset(text for text in controls if len(text) > 1)
+
+
+def _clients_values(variables: Mapping[str, Any]) -> list[Any]:
+    values: list[Any] = []
+    clients_own(variables, values.append)
+    return values
 
 
 def _bos_conflict(bos: str | None, written: str) -> tuple[str, ...]:
