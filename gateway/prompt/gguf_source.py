@@ -4,17 +4,18 @@ from collections.abc import Iterator, Mapping
 
 from gateway.errors import ModelFileError, shown
 from gateway.prompt import gguf
-from gateway.prompt.model_files import DEFAULT, ModelFiles, bos_text, stop_ids, with_default
+from gateway.prompt.model_files import DEFAULT, ModelFiles, bos_text, context_length, stop_ids, with_default
 from gateway.prompt.pretokenize import pre_tokenizer
 from gateway.prompt.tokenizer import Tokenizer, from_gguf
 
 _SPECIALS: Mapping[str, str] = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 _STOPS = ("eos", "eot", "eom")
+_TEMPLATE = "tokenizer.chat_template"
 
 
 def from_metadata(metadata: gguf.Metadata) -> ModelFiles:
     """Raises ModelFileError."""
-    templates = _templates(metadata)
+    templates, template_conflicts = _templates(metadata)
     tokenizer = from_gguf(metadata)
     ids = {name: _id(metadata, key, tokenizer) for name, key in _SPECIALS.items()}
     stops = stop_ids([_id(metadata, key, tokenizer) for key in _STOPS], tokenizer)
@@ -26,19 +27,23 @@ def from_metadata(metadata: gguf.Metadata) -> ModelFiles:
         specials=specials,
         stop_ids=stops,
         bos=bos_text(_wants_bos(metadata), specials),
-        context_tokens=gguf.get(metadata, f"{family}.context_length", int),
-        conflicts=tuple(_conflicts(stops, tokenizer, gguf.get(metadata, f"{family}.vocab_size", int))),
+        context_tokens=context_length(metadata.get(f"{family}.context_length"), f"{family}.context_length"),
+        conflicts=(*template_conflicts, *_conflicts(stops, tokenizer, gguf.get(metadata, f"{family}.vocab_size", int))),
     )
 
 
-def _templates(metadata: gguf.Metadata) -> dict[str, str]:
-    prefix = "tokenizer.chat_template"
-    templates = {
-        key.removeprefix(prefix + ".") if key != prefix else DEFAULT: gguf.get(metadata, key, str) or ""
+def _templates(metadata: gguf.Metadata) -> tuple[dict[str, str], list[str]]:
+    """The one without a name is the default, as for llama.cpp."""
+    named = {
+        key.removeprefix(_TEMPLATE + "."): gguf.get(metadata, key, str) or ""
         for key in metadata
-        if key == prefix or key.startswith(prefix + ".")
+        if key.startswith(_TEMPLATE + ".")
     }
-    return with_default(templates, f"the GGUF file has no {prefix}")
+    own = gguf.get(metadata, _TEMPLATE, str)
+    templates = with_default(named if own is None else named | {DEFAULT: own}, f"the GGUF file has no {_TEMPLATE}")
+    if named.get(DEFAULT, own) == templates[DEFAULT]:
+        return templates, []
+    return templates, [f"{_TEMPLATE}.{DEFAULT} is another chat template than {_TEMPLATE}, which is followed."]
 
 
 def _id(metadata: gguf.Metadata, name: str, tokenizer: Tokenizer) -> int | None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 from gateway.errors import ModelFileError, shown
 from gateway.prompt.tokenizer import Tokenizer
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
+MAX_CONTEXT_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,11 @@ class ModelFiles:
     context_tokens: int | None
     conflicts: tuple[str, ...] = ()
 
+    def digest(self) -> str:
+        """The same for the same renderings, however the files are kept. Takes a fraction of the time of reading them."""
+        rendered = (sorted(self.templates.items()), sorted(self.specials.items()), self.tokenizer.backend.to_str())
+        return sha256(repr(rendered).encode()).hexdigest()
+
 
 def with_default(templates: dict[str, str], missing: str) -> dict[str, str]:
     """The templates, the default one among them. Raises ModelFileError."""
@@ -35,6 +42,13 @@ def with_default(templates: dict[str, str], missing: str) -> dict[str, str]:
             "none is assumed."
         )
     return templates
+
+
+def context_length(value: object, name: str) -> int | None:
+    """How many tokens the model's context has by this value, None where that is None. Raises ModelFileError, which names it."""
+    if value is None or (type(value) is int and 0 < value <= MAX_CONTEXT_TOKENS):
+        return value
+    raise ModelFileError(f"{name} is {shown(str(value))}, not a number of tokens from 1 to {MAX_CONTEXT_TOKENS}.")
 
 
 def bos_text(wanted: bool, specials: Mapping[str, str]) -> str | None:

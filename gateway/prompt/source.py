@@ -22,6 +22,8 @@ def read_model(path: Path) -> ModelFiles:
         return read_directory(path) if path.is_dir() else _gguf_file(path)
     except ModelFileError as error:
         raise ModelFileError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ModelFileError(f"{path}: A value in its files is nested too deeply.") from None
     except OSError as error:
         raise ModelFileError(f"{path}: {error.strerror or error}") from None
 

@@ -71,14 +71,21 @@ def _named(value: Mapping[str, Any], names: Mapping[int, str], count: int) -> di
     """The special tokens; those that no file names get the names that mistral-common gives them."""
     listed = value.get("special_tokens")
     if isinstance(listed, list):
-        names = dict(_special(entry) for entry in listed)
+        names = _listed(listed, count)
     if not names:
         raise ModelFileError("tekken.json does not name its special tokens, and no other file of the model does.")
     return {names.get(token_id, f"<SPECIAL_{token_id}>"): token_id for token_id in range(count)}
 
 
-def _special(entry: object) -> tuple[int, str]:
-    match entry:
-        case {"rank": int(token_id), "token_str": str(text)}:
-            return token_id, text
-    raise ModelFileError(f"tekken.json: special_tokens holds {shown(str(entry))}, not a rank and a text.")
+def _listed(entries: list[object], count: int) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for entry in entries:
+        match entry:
+            case {"rank": int(rank), "token_str": str(text)} if rank not in found and 0 <= rank < count:
+                found[rank] = text
+            case {"rank": int(rank), "token_str": str(text)}:
+                why = "has the rank of another" if rank in found else f"is not among the first {count} tokens"
+                raise ModelFileError(f"tekken.json: the special token {shown(text)} of rank {rank} {why}.")
+            case _:
+                raise ModelFileError(f"tekken.json: special_tokens holds {shown(str(entry))}, not a rank and a text.")
+    return found

@@ -6,7 +6,7 @@ is there.
 """
 
 import codecs
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from tokenizers.decoders import ByteLevel, DecodeStream
 
-from gateway.errors import ModelFileError
+from gateway.errors import ModelFileError, shown
 from gateway.prompt.byte_level import bytes_spelled
 from gateway.prompt.gguf import Metadata
 from gateway.prompt.gguf_vocabulary import gguf_vocabulary
@@ -24,6 +24,8 @@ from gateway.prompt.sentencepiece import BYTES, SPACE, Pieces, bytes_of, sentenc
 from gateway.prompt.tekken import tekken
 
 MAX_TOKENS = 4_000_000
+MAX_ADDED = 32_768  # all that looks for them in a text is made at once; models have a few thousand, of up to 40 characters
+MAX_ADDED_CHARS = 128
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
 _VISIBLE = bytes(range(ord("!"), ord("~") + 1))
 _BLANK = bytes([*range(ord("!")), 0x7F])  # templates trim it, and some tokens swallow it
@@ -54,12 +56,13 @@ class Tokenizer:
     """A model's vocabulary, with the library's rules for it."""
 
     def __init__(self, backend: Backend) -> None:
-        """Raises ModelFileError where its ids go beyond any real vocabulary."""
+        """Raises ModelFileError for a vocabulary beyond any real one: in ids, or in tokens that are cut out of the text."""
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
+        _refuse_beyond(self._added.values())
         self._special_ids = MappingProxyType({text: token_id for token_id, text in self._added.items()})
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._size = max([*vocabulary.values(), -1]) + 1
@@ -183,6 +186,16 @@ class Tokenizer:
         for token_id, text in self._added.items():
             found[token_id] = text.encode()
         return found
+
+
+def _refuse_beyond(added: Collection[str]) -> None:
+    if len(added) > MAX_ADDED:
+        raise ModelFileError(f"The vocabulary has {len(added)} special and added tokens, the limit is {MAX_ADDED}.")
+    longest = max(added, key=len, default="")
+    if len(longest) > MAX_ADDED_CHARS:
+        raise ModelFileError(
+            f"The special or added token {shown(longest)} has {len(longest)} characters, the limit is {MAX_ADDED_CHARS}."
+        )
 
 
 class _ByteTable:

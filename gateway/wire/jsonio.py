@@ -1,9 +1,9 @@
 """JSON, bytes to values and back: the only place that imports a JSON library.
 
-Invariant: any bytes give a value or `JsonError`, never another exception. NaN, infinities, lone surrogates (which
-`without_lone_surrogates` mends) and nesting beyond the decoder's depth are errors. Key order is kept, of equal keys the last
-counts; text is written as UTF-8, unescaped. Parts that a typed decoder skips, or keeps as `Raw`, are checked for JSON's grammar
-but not for UTF-8.
+Invariant: any bytes give a value or `JsonError`, never another exception. NaN, infinities (but for `decode_python`), lone
+surrogates (which `without_lone_surrogates` mends) and nesting beyond the decoder's depth are errors. Key order is kept, of equal
+keys the last counts; text is written as UTF-8, unescaped. Parts that a typed decoder skips, or keeps as `Raw`, are checked for
+JSON's grammar but not for UTF-8.
 """
 
 import json
@@ -70,6 +70,18 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 def decode(data: bytes | str | memoryview | Raw) -> Any:
     """Any JSON value as plain Python objects. Raises JsonError."""
     return _ANY.decode(data)
+
+
+def decode_python(data: bytes) -> Any:
+    """As `decode`, and with the NaN, Infinity and -Infinity that Python's own library writes: models' files hold them."""
+    if without_lone_surrogates(data) != data:
+        raise JsonError("half a character is escaped (a lone surrogate)")
+    try:
+        return json.loads(data.decode())
+    except RecursionError:
+        raise JsonError("the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise JsonError(f"not valid JSON ({error})") from None
 
 
 def encode(value: object) -> bytes:

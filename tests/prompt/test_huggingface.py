@@ -65,7 +65,26 @@ def test_settings_of_a_model_within_a_model(tmp_path: Path) -> None:
     files = read(tmp_path, tokenizer_config={"chat_template": "T"}, config=inner)
     assert files.stop_ids == {258}
     assert files.context_tokens == 77
-    assert read(tmp_path, tokenizer_config=SETTINGS, config={"max_position_embeddings": "many"}).context_tokens is None
+    own = {"eos_token_id": None, "max_position_embeddings": None} | inner
+    files = read(tmp_path, tokenizer_config={"chat_template": "T"}, config=own)
+    assert (files.stop_ids, files.context_tokens, files.conflicts) == ({258}, 77, ())
+
+
+def test_a_model_and_the_model_within_it_may_differ(tmp_path: Path) -> None:
+    inner = {"eos_token_id": 258, "max_position_embeddings": 77, "vocab_size": 260}
+    config = {"eos_token_id": 257, "max_position_embeddings": 99, "vocab_size": 260, "text_config": inner}
+    files = read(tmp_path, tokenizer_config=SETTINGS, config=config)
+    assert (files.stop_ids, files.context_tokens) == ({257, 258}, 99)
+    assert files.conflicts == (
+        "config.json's text_config has '77' for max_position_embeddings, config.json '99', which is followed.",
+        "The files name different end tokens, each of which ends an answer: config.json '</s>'; config.json's text_config "
+        "'<end>'; tokenizer_config.json '</s>'.",
+    )
+
+
+def test_files_hold_what_python_writes_beyond_json(tmp_path: Path) -> None:
+    config = '{"time_step_limit": [0.0, Infinity], "router": NaN, "max_position_embeddings": 77}'
+    assert read(tmp_path, tokenizer_config=SETTINGS, config=config).context_tokens == 77
 
 
 @pytest.mark.parametrize(
@@ -87,7 +106,26 @@ def test_whether_a_directory_wants_a_bos(tmp_path: Path, changes: dict[str, Any]
     [
         ({}, "has no chat template"),
         ({"tokenizer_config": {"chat_template": [{"name": "other", "template": "x"}]}}, "has no chat template"),
-        ({"tokenizer_config": {"chat_template": ["x"]}}, "something else than a name and a template"),
+        ({"tokenizer_config": {"chat_template": ["x"]}}, "something else than a template, or templates"),
+        ({"tokenizer_config": {"chat_template": 5}}, "chat_template in tokenizer_config.json is something else than a template"),
+        ({"tokenizer_config": {"chat_template": [{"name": "default"}]}}, "something else than a template, or templates"),
+        ({"tokenizer_config": SETTINGS, "chat_template": ""}, "no chat template (chat_template.jinja is empty)"),
+        *(
+            (
+                {"tokenizer_config": SETTINGS, "config": {"max_position_embeddings": value}},
+                f"is '{value}', not a number of tokens",
+            )
+            for value in (True, 0, -5, "4096", 4096.0, 10**12, [4096], float("inf"))
+        ),
+        (
+            {"tokenizer_config": SETTINGS, "config": {"text_config": {"max_position_embeddings": -1}}},
+            "config.json is '-1', not a",
+        ),
+        ({"tokenizer_config": {"chat_template": "T", "eos_token": ["</s>"]}}, "tokenizer_config.json: eos_token is not a text"),
+        ({"tokenizer_config": SETTINGS, "special_tokens_map": {"pad_token": 3}}, "special_tokens_map.json: pad_token is not a"),
+        ({"tokenizer_config": SETTINGS | {"added_tokens_decoder": []}}, "added_tokens_decoder is not an object"),
+        ({"tokenizer_config": SETTINGS | {"added_tokens_decoder": {"9" * 5_000: "x"}}}, "which is not an id with a text"),
+        ({"tokenizer_config": SETTINGS, "added_tokens": {"<x>": -5}}, "'<x>' has no id"),
         ({"tokenizer_config": {"chat_template": "T"}}, "name no end token"),
         ({"tokenizer_config": SETTINGS | {"eos_token": "<nowhere>"}}, "'<nowhere>', which the tokenizer does not have"),
         (
@@ -147,6 +185,45 @@ def test_the_processor_s_template_is_the_last(tmp_path: Path) -> None:
     assert read_model(folder).templates == {"default": "P"}
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"default": "D", "tool_use": "U"},
+        [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}],
+    ],
+    ids=["object", "list"],
+)
+def test_templates_by_name(tmp_path: Path, name: str, named: object) -> None:
+    settings = SETTINGS | {"chat_template": None}
+    folder = directory(tmp_path, {"tokenizer_config.json": settings} | {name: settings | {"chat_template": named}})
+    assert read_model(folder).templates == {"default": "D", "tool_use": "U"}
+
+
+def test_two_templates_of_one_name(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": each} for each in "AB"]
+    files = read(tmp_path, tokenizer_config=SETTINGS | {"chat_template": named})
+    assert files.templates == {"default": "B"}
+    assert files.conflicts == ("tokenizer_config.json has two chat templates 'default', the last of which is followed.",)
+
+
+def test_an_additional_template_wins_over_its_name_elsewhere(tmp_path: Path) -> None:
+    named = [{"name": name, "template": name} for name in ("default", "tool_use")]
+    settings = SETTINGS | {"chat_template": named}
+    files = read(tmp_path, tokenizer_config=settings, additional_chat_templates__tool_use="R")
+    assert files.templates == {"default": "default", "tool_use": "R"}
+    assert files.conflicts == (
+        "tokenizer_config.json has another chat template 'tool_use' than additional_chat_templates/tool_use.jinja, which is "
+        "followed.",
+    )
+    files = read(tmp_path, tokenizer_config=SETTINGS, chat_template="T", additional_chat_templates__default="R")
+    assert files.templates == {"default": "R", "tool_use": "R"}
+    assert files.conflicts == tuple(
+        f"{file} has another chat template 'default' than additional_chat_templates/default.jinja, which is followed."
+        for file in ("chat_template.jinja", "tokenizer_config.json")
+    )
+
+
 def test_a_named_template_that_no_one_uses(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "F"}, {"name": "tool_use", "template": "U"}]
     files = read(tmp_path, tokenizer_config=SETTINGS | {"chat_template": named}, chat_template="F")
@@ -170,7 +247,7 @@ def test_end_tokens_that_differ_all_end_an_answer(tmp_path: Path) -> None:
 
 def test_a_model_with_fewer_tokens_than_its_vocabulary_and_another_bos(tmp_path: Path) -> None:
     assert conflicts(tmp_path, config={"text_config": {"vocab_size": 200, "bos_token_id": 7}}) == [
-        "The BOS token is 7 in config.json, but '<s>' in tokenizer_config.json, which is 256.",
+        "The BOS token is 7 in config.json, but the tokenizer's is '<s>', which is 256.",
         "By config.json the model has 200 tokens, its vocabulary 260: it cannot read the last ones.",
     ]
 
@@ -178,14 +255,30 @@ def test_a_model_with_fewer_tokens_than_its_vocabulary_and_another_bos(tmp_path:
 def test_added_tokens_that_the_vocabulary_has_otherwise(tmp_path: Path) -> None:
     decoder = {"256": {"content": "<s>"}, "258": {"content": "<other>"}, "300": "<new>"}
     assert conflicts(tmp_path, tokenizer_config=SETTINGS | {"added_tokens_decoder": decoder}, added_tokens={"<end>": 258}) == [
-        "tokenizer_config.json or added_tokens.json give '<other>' the id 258, which tokenizer.json does not (and so for 1 more "
-        "tokens): it is followed."
+        "tokenizer_config.json or added_tokens.json give '<other>' the id 258, which the tokenizer does not (and so for 1 more "
+        "tokens): the tokenizer is followed."
     ]
 
 
 def test_older_files_name_special_tokens(tmp_path: Path) -> None:
     files = read(tmp_path, tokenizer_config={"chat_template": "T"}, special_tokens_map={"eos_token": {"content": "<eot>"}})
     assert files.stop_ids == {259}
+
+
+def test_older_files_that_name_other_special_tokens(tmp_path: Path) -> None:
+    older = {"eos_token": {"content": "<eot>"}, "bos_token": "<s>", "pad_token": "</s>"}
+    files = read(tmp_path, tokenizer_config=SETTINGS, special_tokens_map=older)
+    assert files.specials == {"eos_token": "</s>", "bos_token": "<s>"}
+    assert files.conflicts == (
+        "special_tokens_map.json has '<eot>' for eos_token, tokenizer_config.json '</s>', which is followed.",
+        "special_tokens_map.json has '</s>' for pad_token, tokenizer_config.json none, which is followed.",
+    )
+
+
+def test_another_bos_where_answers_are_configured(tmp_path: Path) -> None:
+    assert conflicts(tmp_path, generation_config={"bos_token_id": 7}) == [
+        "The BOS token is 7 in generation_config.json, but the tokenizer's is '<s>', which is 256."
+    ]
 
 
 def test_a_bos_that_the_template_does_not_write_is_said(tmp_path: Path) -> None:
@@ -213,6 +306,11 @@ def test_a_directory_with_a_tekken_file(tmp_path: Path) -> None:
     found = read_model(bare(tmp_path, files))
     assert found.stop_ids == {2}
     assert found.tokenizer.encode("<s>the") == (1, 4 + 256 + 1)
+    other = SETTINGS | {"added_tokens_decoder": {"1": "<s>", "2": "<other>", "1000": "<more>"}}
+    assert read_model(bare(tmp_path, {"tokenizer_config.json": other, "tekken.json": tekken_file()})).conflicts == (
+        "tokenizer_config.json or added_tokens.json give '<other>' the id 2, which the tokenizer does not (and so for 1 more "
+        "tokens): the tokenizer is followed.",
+    )
     unnamed = {key: value for key, value in tekken_file().items() if key != "special_tokens"}
     decoder = {"added_tokens_decoder": {str(token_id): {"content": text} for token_id, text in NAMES.items()}}
     assert read_model(bare(tmp_path, {"tokenizer_config.json": SETTINGS | decoder, "tekken.json": unnamed})).stop_ids == {2}
@@ -243,3 +341,9 @@ def test_a_directory_without_a_tokenizer_that_can_be_read(tmp_path: Path, files:
     with pytest.raises(ModelFileError) as caught:
         read_model(bare(tmp_path, {"tokenizer_config.json": SETTINGS} | files))
     assert says in str(caught.value)
+
+
+def test_a_value_beyond_any_depth_is_refused(tmp_path: Path) -> None:
+    for depth in (500, 900, 940, 980, 100_000):
+        with pytest.raises(ModelFileError):
+            read(tmp_path, tokenizer_config=SETTINGS, generation_config=f'{{"eos_token_id": {"[" * depth}{"]" * depth}}}')

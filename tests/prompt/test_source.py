@@ -66,6 +66,9 @@ def test_whether_a_gguf_file_wants_a_bos(tmp_path: Path, changes: dict[str, Fiel
         ({"tokenizer__ggml__eos_token_id": 9999}, "eos_token_id is 9999, but the vocabulary has 277"),
         ({"tokenizer__ggml__eos_token_id": None, "tokenizer__ggml__eot_token_id": None}, "name no end token"),
         ({"tokenizer__ggml__bos_token_id": None, "tokenizer__ggml__add_bos_token": True}, "do not say which"),
+        ({"tiny__context_length": 0}, "tiny.context_length is '0', not a number of tokens from 1"),
+        ({"tiny__context_length": Typed(5, -3)}, "tiny.context_length is '-3', not a number"),
+        ({"tiny__context_length": "many"}, "tiny.context_length is 'many', not a number"),
         ({"tokenizer__ggml__model": "bert"}, "'gpt2') and SentencePiece ('llama')"),
         ({"general__name": "Phi-3 mini"}, "drops blanks after special tokens"),
     ],
@@ -100,6 +103,32 @@ def test_what_a_gguf_file_contradicts_itself_in(tmp_path: Path) -> None:
         "letters.",
         "The model has 200 tokens, its vocabulary 277: it cannot read the last ones.",
     )
+
+
+def test_two_default_templates_of_a_gguf_file(tmp_path: Path) -> None:
+    assert read_model(file(tmp_path, tokenizer__chat_template=None, tokenizer__chat_template__default="D")).templates == {
+        "default": "D"
+    }
+    assert read_model(file(tmp_path, tokenizer__chat_template__default="{{ messages }}")).conflicts == ()
+    files = read_model(file(tmp_path, tokenizer__chat_template__default="D"))
+    assert files.templates == {"default": "{{ messages }}"}
+    assert files.conflicts == (
+        "tokenizer.chat_template.default is another chat template than tokenizer.chat_template, which is followed.",
+    )
+
+
+def test_the_digest_tells_what_is_rendered(tmp_path: Path) -> None:
+    same = read_model(file(tmp_path)).digest()
+    assert read_model(file(tmp_path, tiny__context_length=99, general__name="x")).digest() == same
+    changes: list[dict[str, Field | None]] = [
+        {"tokenizer__chat_template": "T"},
+        {"tokenizer__chat_template__tool_use": "T"},
+        {"tokenizer__ggml__bos_token_id": 0},
+        {"tokenizer__ggml__pre": "llama-bpe"},
+        {"tokenizer__ggml__merges": ["t h"]},
+    ]
+    digests = [read_model(file(tmp_path, **change)).digest() for change in changes]
+    assert len({same, *digests}) == 1 + len(changes)
 
 
 def test_a_gguf_file_of_sentencepiece(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def test_other_files_may_name_the_special_tokens() -> None:
         ({"vocab": [{"rank": 0, "token_bytes": "&"}] * 300}, "rank 0 is not base64"),
         ({"vocab": [{"rank": rank, "token_bytes": "AA=="} for rank in range(300)]}, "a token twice"),
         ({"special_tokens": [{"rank": "0", "token_str": "<s>"}]}, "not a rank and a text"),
+        ({"special_tokens": [{"rank": 99, "token_str": "<x>"}]}, "'<x>' of rank 99 is not among the first 4 tokens"),
+        ({"special_tokens": [{"rank": -1, "token_str": "<x>"}]}, "'<x>' of rank -1 is not among"),
+        ({"special_tokens": [{"rank": 2, "token_str": text} for text in "xy"]}, "'y' of rank 2 has the rank of another"),
         ({"special_tokens": [{"rank": 0, "token_str": "x"}, {"rank": 1, "token_str": "x"}]}, "a token twice"),
     ],
 )

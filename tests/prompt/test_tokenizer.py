@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from gateway.errors import ModelFileError
 from gateway.prompt import tokenizer as ours
+from gateway.prompt.neutral import Spellings
 from gateway.prompt.pretokenize import TABLE, pre_tokenizer
 
 
@@ -276,6 +277,27 @@ def test_an_id_beyond_any_real_vocabulary_is_refused() -> None:
     small = Tokenizer(models.BPE(vocab={"a": 77}, merges=[])).to_str()
     with pytest.raises(ModelFileError, match="highest id is 4000000000"):
         ours.from_json(small.replace("77", "4000000000").encode())
+
+
+def with_specials(*texts: str) -> bytes:
+    backend = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.add_special_tokens([*texts])
+    return backend.to_str().encode()
+
+
+def test_special_tokens_beyond_any_real_vocabulary_s_are_refused() -> None:
+    assert ours.from_json(with_specials("<" + "x" * 126 + ">")).vocab_size == 2
+    with pytest.raises(ModelFileError, match=r"token '<x+…' has 129 characters, the limit is 128"):
+        ours.from_json(with_specials("<s>", "<" + "x" * 127 + ">"))
+    with pytest.raises(ModelFileError, match="has 32769 special and added tokens, the limit is 32768"):
+        ours.from_json(with_specials(*(f"<{number}>" for number in range(32_769))))
+
+
+def test_the_most_special_tokens_that_a_vocabulary_may_have_can_be_looked_for() -> None:
+    nested = ["a" * size + "b" for size in range(1, 128)]
+    spelled = Spellings(ours.from_json(with_specials(*nested)).special_ids)
+    assert spelled.spelled("x" + "a" * 200 + "b")
+    assert not spelled.spelled("x" + "a" * 200)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"not json", b'{"model": {"type": "BPE"}}'])

@@ -1,6 +1,7 @@
 import json
 import math
 import time
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -57,6 +58,8 @@ def check_against_standard(data: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_value_or_the_own_error(data: bytes) -> None:
+    with suppress(JsonError):
+        jsonio.decode_python(data)
     check_against_standard(data)
 
 
@@ -112,6 +115,33 @@ def test_what_is_not_json(data: bytes) -> None:
     assert caught.value.message.startswith(
         ("not valid JSON (", "the JSON is nested too deeply", "number out of", "integer value out of")
     )
+
+
+def test_what_python_writes_beyond_json_is_read_where_it_is_asked_for() -> None:
+    limits, number = jsonio.decode_python(b'{"limits": [0.0, Infinity, -Infinity], "number": NaN}').values()
+    assert limits == [0.0, math.inf, -math.inf]
+    assert math.isnan(number)
+    assert jsonio.decode_python('"é \\ud83d\\ude00"'.encode()) == "é 😀"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"infinity",
+        b"[" * 100_000,
+        b'"\xff"',
+        rb'"\ud800"',
+        rb'"\ude00"',
+        b"9" * 5_000,
+        b"\xef\xbb\xbf{}",
+        b"{}".join([b"\0"] * 2),
+    ],
+)
+def test_what_python_does_not_write_is_no_json_there_either(data: bytes) -> None:
+    with pytest.raises(JsonError):
+        jsonio.decode_python(data)
 
 
 def test_order_is_kept_and_the_last_of_equal_keys_counts() -> None:
