@@ -6,7 +6,7 @@ ranked by that piece's score. The ids are the same unless pairs of one score ove
 joined: what has no order then is refused.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain, groupby, pairwise
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from gateway.errors import ModelFileError, shown
 
 SPACE = "▁"
-MAX_PIECE_CHARS = 1024
+MAX_PIECE_CHARS = 256  # the longest of real vocabularies have less than 100
 _MAX_RUN = 64
 BYTES: Mapping[str, bytes] = MappingProxyType({f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)})
 Prefix = Literal["always", "first", "never"]
@@ -118,10 +118,11 @@ def merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     characters = set(chain.from_iterable(ranked)) - scores.keys()
     if whole := next((text for text in ranked if _needs_unknown(text, scores, characters)), None):
         raise ModelFileError(f"The piece {shown(whole)} is made of a character that is no piece itself.")
+    splits, runs = _Splits(scores), _runs(ranked)
     pairs: list[tuple[str, str]] = []
     for _, group in groupby(ranked, key=scores.__getitem__):
         tied = list(group)
-        pairs += _splits(tied[0], scores) if len(tied) == 1 else _tied(tied, scores)
+        pairs += splits.of(tied[0]) if len(tied) == 1 else _tied(tied, splits, runs.get(tied[0][0], set()))
     return pairs
 
 
@@ -131,13 +132,22 @@ def _needs_unknown(text: str, known: Collection[str], unknown: Collection[str]) 
     return (first in unknown and (text[1:] in known or text[1:] in unknown)) or (last in unknown and text[:-1] in known)
 
 
-def _tied(texts: list[str], scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The pairs of pieces of the same score, of which the leftmost is joined first wherever it is."""
+def _runs(texts: Iterable[str]) -> Mapping[str, set[str]]:
+    """The pieces that repeat one character, by that character."""
+    found: dict[str, set[str]] = {}
+    for text in texts:
+        if text == text[0] * len(text):
+            found.setdefault(text[0], set()).add(text)
+    return found
+
+
+def _tied(texts: list[str], splits: "_Splits", runs: set[str]) -> list[tuple[str, str]]:
+    """The pairs of pieces of the same score, of which the leftmost is joined first wherever it is. `runs` are all pieces that
+    repeat the first one's first character."""
     unit = texts[0][0]
-    runs = {text for text in scores if len(text) > 1 and text == unit * len(text)}
     if set(texts) == runs:
         return [(unit * left, unit * right) for left, right in _run_pairs({len(text) for text in texts})]
-    made = [(text, pair) for text in texts for pair in _splits(text, scores)]
+    made = [(text, pair) for text in texts for pair in splits.of(text)]
     begun: dict[str, set[str]] = {}
     for text, (left, _) in made:
         begun.setdefault(left, set()).add(text)
@@ -175,10 +185,36 @@ def _joined(length: int, ranks: Mapping[tuple[int, int], int]) -> list[int]:
         run[at : at + 2] = [run[at] + run[at + 1]]
 
 
-def _splits(text: str, known: Collection[str]) -> list[tuple[str, str]]:
-    """The ways to make this piece of two others. Of two that can overlap, the one that is then the left comes first."""
-    pairs = [(text[:at], text[at:]) for at in range(1, len(text)) if text[:at] in known and text[at:] in known]
-    return sorted(pairs, key=_is_right) if len(pairs) > 1 else pairs
+class _Splits:
+    """The ways to make a piece of two others. Only where it begins with another is a piece cut in two: long ones cost little."""
+
+    def __init__(self, pieces: Collection[str]) -> None:
+        self._pieces = pieces
+        self._begins = _longest_begins(pieces)
+
+    def of(self, text: str) -> list[tuple[str, str]]:
+        """Of two ways that can overlap, the one that is then the left comes first."""
+        pairs: list[tuple[str, str]] = []
+        left = self._begins.get(text)
+        while left is not None:
+            if (right := text[len(left) :]) in self._pieces:
+                pairs.append((left, right))
+            left = self._begins.get(left)
+        pairs.reverse()
+        return sorted(pairs, key=_is_right) if len(pairs) > 1 else pairs
+
+
+def _longest_begins(texts: Iterable[str]) -> Mapping[str, str]:
+    """The longest other text that each begins with, for those that do."""
+    found: dict[str, str] = {}
+    begun: list[str] = []
+    for text in sorted(filter(None, texts)):
+        while begun and not text.startswith(begun[-1]):
+            begun.pop()
+        if begun:
+            found[text] = begun[-1]
+        begun.append(text)
+    return found
 
 
 def _is_right(pair: tuple[str, str]) -> bool:

@@ -68,11 +68,32 @@ def test_the_blanks_of_mistral_are_such_a_run() -> None:
     assert merges(dict.fromkeys(("▁" * each for each in (*range(1, 15), 16)), -1e9))
 
 
+class Counted(dict[str, float]):
+    """Scores that count how often a piece is looked for."""
+
+    looks = 0
+
+    def __contains__(self, text: object) -> bool:
+        self.looks += 1
+        return super().__contains__(text)
+
+
+def test_a_long_piece_is_cut_only_where_it_begins_with_another() -> None:
+    chance = random.Random(1)
+    scores = Counted(dict.fromkeys("abcdefgh", 0.0))
+    scores |= {"".join(chance.choices("abcdefgh", k=256)): -float(number) for number in range(1, 100)}
+    long = "a" + next(text for text in scores if len(text) == 256)[:-1]
+    scores |= {long: -100.0, long[1:]: -101.0}
+    first = next(text for text in scores if len(text) == 256)
+    assert sorted(merges(scores)) == sorted([("a", long[1:]), (long[1:], first[-1])])
+    assert scores.looks < 10 * len(scores)
+
+
 def test_a_tie_that_only_places_could_settle_is_refused() -> None:
     with pytest.raises(ModelFileError, match="'ab' and 'ba' have the same score"):
         merges({"a": -1.0, "b": -1.0, "ab": -2.0, "ba": -2.0})
-    with pytest.raises(ModelFileError, match="longer than"):
-        merges({"a": 0.0, "a" * 5000: -1.0})
+    with pytest.raises(ModelFileError, match="has 257 characters, which is longer than 256"):
+        merges({"a": 0.0, "a" * 257: -1.0})
     for made in ("ab", "ba", "bb"):
         with pytest.raises(ModelFileError, match=f"'{made}' is made of a character that is no piece"):
             merges({"a": -1.0, made: -2.0})
