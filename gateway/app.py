@@ -192,10 +192,15 @@ async def _rendering_apart(
 ) -> AsyncIterator[tuple[Model, ...]]:
     """The models, whose long prompts are rendered in other processes while inside, where the settings want any."""
     limits = settings.limits
-    spoken = {each.name: Spoken(str(each.speech.source), each.speech.control_tokens) for each in settings.models if each.speech}
-    if not (spoken and limits.render_workers):
+    speeches = {each.name: each.speech for each in settings.models if each.speech}
+    if not (speeches and limits.render_workers):
         yield models
         return
+    spoken = {
+        each.name: Spoken(str(speeches[each.name].source), speeches[each.name].control_tokens, each.rendered.prompter.digest())
+        for each in models
+        if each.rendered
+    }
     async with RenderPool(spoken, workers=limits.render_workers, render_s=limits.render_s, environ=environ) as pool:
         yield tuple(
             replace(each, rendered=replace(each.rendered, apart=partial(pool.render, each.name))) if each.rendered else each

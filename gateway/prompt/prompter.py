@@ -108,6 +108,10 @@ class Prompter:
         """The model's vocabulary."""
         return self._files.tokenizer
 
+    def digest(self) -> str:
+        """What tells whether another process has read the same of the model's files; computed anew each time."""
+        return self._files.digest()
+
     @property
     def special_ids(self) -> Mapping[str, int]:
         """Text to id of the tokens that are cut out of the text first."""

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from gateway.errors import BadRequest, ContextTooLong
+from gateway.errors import BadRequest, ContextTooLong, ModelFileError
 from gateway.prompt.renderer import ControlTokens, Draft, Renderer
 from gateway.prompt.source import DEFAULT, read_model
 from gateway.wire import jsonio
@@ -29,10 +29,11 @@ _WARMING = Draft(DEFAULT, {"messages": [{"role": "user", "content": "a"}], "add_
 
 
 class Spoken(msgspec.Struct, frozen=True):
-    """What tells one model's renderer from another's."""
+    """What tells one model's renderer from another's. `digest` is that of the files that the gateway has read."""
 
     source: str
     control_tokens: ControlTokens
+    digest: str
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -101,8 +102,10 @@ def _write(answers: BinaryIO, data: bytes) -> None:
 
 
 def warmed(spoken: Spoken) -> Renderer:
-    """The renderer of a model, which has rendered once. Raises ModelFileError."""
+    """The renderer of a model, which has rendered once. Raises ModelFileError, also for other files than the gateway's."""
     files = read_model(Path(spoken.source))
+    if files.digest() != spoken.digest:
+        raise ModelFileError(f"{spoken.source}: The model's files have changed since the gateway read them: restart it.")
     renderer = Renderer(files, clock=lambda: datetime.now(UTC), control_tokens=spoken.control_tokens)
     _answer(renderer, _WARMING)
     return renderer
@@ -116,7 +119,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, _MAX_DATA_BYTES))  # not the address space: model files are mapped
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not come between the answers
-    serve(sys.stdin.buffer, answers, [warmed(spoken) for spoken in jsonio.Decoder(list[Spoken]).decode(sys.argv[1])])
+    try:
+        renderers = [warmed(spoken) for spoken in jsonio.Decoder(list[Spoken]).decode(sys.argv[1])]
+    except ModelFileError as error:
+        sys.exit(str(error))  # on standard error, which the pool logs
+    serve(sys.stdin.buffer, answers, renderers)
 
 
 if __name__ == "__main__":

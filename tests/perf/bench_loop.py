@@ -182,8 +182,9 @@ def waited_s() -> float:
 async def round_trips(model: Path) -> str:
     """What the way to a worker and back costs, beside the same renders in this process."""
     here = Renderer(read_model(model), clock=lambda: datetime.now(UTC))
+    spoken = Spoken(str(model), "text", read_model(model).digest())
     began_s = time.perf_counter()
-    async with RenderPool({"m": Spoken(str(model), "text")}, workers=1, render_s=60, environ=os.environ) as pool:
+    async with RenderPool({"m": spoken}, workers=1, render_s=60, environ=os.environ) as pool:
         await pool.render("m", Draft("default", {"messages": [{"role": "user", "content": "a"}]}))
         lines = [f"a worker is ready after {(time.perf_counter() - began_s) * 1e3:.0f} ms"]
         for name, messages in zip(("first", "next turn"), conversations(0), strict=False):

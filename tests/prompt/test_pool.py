@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from support.hostile import hostile_model
 from support.up_process import children
 from support.vocabulary import fixed_clock
@@ -32,8 +33,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pool_of(*models: Path, workers: int = 1, render_s: float = 30.0, environ: dict[str, str] | None = None) -> RenderPool:
-    spoken = {f"m{number}": Spoken(str(file), "text") for number, file in enumerate(models)}
+    digests = [read_model(file).digest() if file.exists() else "" for file in models]
+    spoken = {f"m{number}": Spoken(str(file), "text", digests[number]) for number, file in enumerate(models)}
     return RenderPool(spoken, workers=workers, render_s=render_s, environ=environ or {})
+
+
+def replaced(model: Path, file: Path, old: bytes, new: bytes) -> Path:
+    """A copy of the model's file with another text in it."""
+    data = model.read_bytes()
+    assert old in data
+    file.write_bytes(data.replace(old, new))
+    return file
 
 
 def workers(parent: int) -> list[int]:
@@ -196,7 +206,8 @@ async def test_workers_end_when_their_gateway_is_killed(model: Path) -> None:
         "import asyncio, sys\nfrom gateway.prompt.pool import RenderPool\nfrom gateway.prompt.worker import Spoken\n"
         "from gateway.prompt.renderer import Draft\n"
         "async def main():\n"
-        f"    async with RenderPool({{'m': Spoken({str(model)!r}, 'text')}}, workers=2, render_s=9, environ={{}}) as pool:\n"
+        f"    spoken = Spoken({str(model)!r}, 'text', {read_model(model).digest()!r})\n"
+        "    async with RenderPool({'m': spoken}, workers=2, render_s=9, environ={}) as pool:\n"
         "        for word in 'abcdefgh':\n"
         "            await pool.render('m', Draft('default', {'messages': [{'role': 'user', 'content': word}]}))\n"
         "        print('ready', flush=True)\n"
@@ -214,10 +225,29 @@ async def test_workers_end_when_their_gateway_is_killed(model: Path) -> None:
 
 
 async def test_a_model_that_cannot_be_read_fails_its_renders_until_it_can(model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "later.gguf"
-    async with pool_of(file) as pool:
+    file = tmp_path / "gone.gguf"
+    file.symlink_to(model)
+    pool = pool_of(file)
+    file.unlink()
+    async with pool:
         with pytest.raises(InternalError):
             await pool.render("m0", draft("a"))
+        file.symlink_to(model)
+        assert "bb" in (await pool.render("m0", draft("bb"))).text
+
+
+async def test_a_worker_that_finds_other_files_than_the_gateway_read_renders_nothing(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.symlink_to(model)
+    other = replaced(model, tmp_path / "other.gguf", b"'<|im_start|>assistant", b"'<|im_start|>assistent")
+    async with pool_of(file) as pool:
+        await pool.render("m0", draft("a"))
+        other.rename(file)
+        os.kill(await next_worker(), signal.SIGKILL)
+        with capture_logs() as said, pytest.raises(InternalError):
+            await pool.render("m0", draft("bb"))
+        assert f"{file}: The model's files have changed since the gateway read them" in str(said)
+        file.unlink()
         file.symlink_to(model)
         assert "bb" in (await pool.render("m0", draft("bb"))).text
 
