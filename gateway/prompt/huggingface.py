@@ -185,8 +185,8 @@ def _configured(settings: Mapping[str, Any], file: str) -> Iterator[_Template]:
     match settings.get("chat_template"):
         case None:
             named = []
-        case str() as source:
-            named = [(DEFAULT, source)]
+        case str() as only:
+            named = [(DEFAULT, only)]
         case dict() as by_name:
             named = [*by_name.items()]
         case list() as entries if all(isinstance(entry, dict) for entry in entries):
