@@ -4,7 +4,7 @@ The template is rendered as it is: that text is sent. Which control tokens in it
 mark, a noncharacter that no string of the client holds, inside each spelling, and at the ends of strings that could be part of a
 token together with what is written next to them. Then the marks are taken out again, and what held one is tokenised by a
 vocabulary without control tokens. A template that looks for a token in the client's text, as for `</think>`, would read marked
-text otherwise: for it the token stands twice, with a mark between, which such templates read as they read one.
+text otherwise: for it the token stands twice, with a blank between, which such templates read as they read one.
 
 Invariant: the text is what it would be without all this, or the request is refused. Its ids are those of a tokenizer that does
 not know the control tokens wherever a client's string, whole or cut by the template at tokens and blanks, takes part in spelling
@@ -12,7 +12,7 @@ one. A conversation that spells none costs a search of its strings and of the te
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, models
@@ -23,6 +23,7 @@ from gateway.prompt.tokenizer import Tokenizer
 
 MAX_CONTROL_CHARS = 128
 _MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDEF))  # characters that Unicode keeps for a program's own use
+_BLANKS = tuple(chr(code) for code in range(0x2000, 0x200B))  # that templates trim as they do a space
 _HELD = chr(0xFDEF)  # where a control token of the template's stands, while the text around it is tokenised
 _OURS = ("role", "type")  # in messages, parts, calls and tools: their values are the gateway's own words
 
@@ -69,7 +70,7 @@ class Places:
         return any(self._touched(text) for text in strings(value))
 
     def marked(self, value: Any, mark: str, between: str = "") -> Any:
-        """The JSON value with marks in it; with `between`, a character too, spelled tokens stand twice, and it between them."""
+        """The JSON value with marks in it; with `between`, a blank, spelled tokens stand twice, and it between them."""
         if isinstance(value, str):
             return self._marked(value, mark, between)
         if isinstance(value, dict):
@@ -79,20 +80,19 @@ class Places:
         return value
 
     def undoubled(self, text: str, between: str, mark: str) -> str | None:
-        """The text rendered from strings with doubled tokens, each once, and marked. A token of which the template took one away
-        is one that it read and took out. None where tokens may overlap: one could come to be where two stood."""
+        """The text rendered from strings with doubled tokens, each once, and marked; of one that the template took out a mark
+        is left. None where tokens may overlap: one could come to be where two stood."""
         if self._overlap:
             return None
         first, *rest = text.split(between)
         pieces = [first]
         for piece in rest:
             found = self._spelled.match(piece)
-            token = found[0] if found else ""
-            if token and pieces[-1].endswith(token):
-                pieces[-1] = pieces[-1][: 1 - len(token)]
-                pieces.append(f"{mark}{piece[1:]}")
+            if found and pieces[-1].endswith(found[0]):
+                pieces[-1] = f"{pieces[-1][: 1 - len(found[0])]}{mark}"
+                pieces.append(piece[1:])
             else:
-                pieces.append(piece[len(token) :])
+                pieces.append(f"{mark}{piece}")  # what stood on both sides could make a token now
         return "".join(pieces)
 
     def example(self, value: Any) -> str:
@@ -164,11 +164,21 @@ def strings(value: Any) -> Iterator[str]:
 
 def unused_character(value: Any) -> str:
     """A noncharacter that no string of this JSON value holds, as it is or as JSON escapes it. Raises BadRequest: all are used."""
+    return _unused(value, _MARKS, "noncharacter")
+
+
+def unused_blank(value: Any) -> str:
+    """A blank, otherwise likewise."""
+    return _unused(value, _BLANKS, "blank")
+
+
+def _unused(value: Any, characters: Sequence[str], kind: str) -> str:
     held = "\n".join(strings(value))
-    for mark in _MARKS:
-        if mark not in held and _escaped(mark) not in held:
-            return mark
-    raise BadRequest("The text holds every noncharacter from U+FDD0 to U+FDEE.", param="messages")
+    for character in characters:
+        if character not in held and _escaped(character) not in held:
+            return character
+    first, last = (f"U+{ord(character):04X}" for character in (characters[0], characters[-1]))
+    raise BadRequest(f"The text holds every {kind} from {first} to {last}.", param="messages")
 
 
 def with_plain_marks(text: str, mark: str) -> str:

@@ -167,7 +167,7 @@ class Prompter:
         """The prompt that a plan's rendering makes."""
         text, notes = rendering.text, plan.notes
         if rendering.marked:
-            notes = (*self._given_as_text(plan.request), *notes)
+            notes = (*self._given_as_text(plan), *notes)
         if rendering.lost_bytes:
             notes = (
                 f"{rendering.lost_bytes} bytes of the prompt have no token in the model's vocabulary and are left out",
@@ -182,10 +182,14 @@ class Prompter:
             tail=_tail(plan, text),
         )
 
-    def _given_as_text(self, request: GenerateRequest) -> Iterator[str]:
+    def _given_as_text(self, plan: Plan) -> Iterator[str]:
         """Notes on where the client's text spells control tokens."""
+        request = plan.request
+        kwargs = request.template_kwargs.items()
+        read = [(f"chat_template_kwargs.{name}", value) for name, value in kwargs if name in plan.draft.variables]
         said = [(f"messages[{index}]", asdict(message)) for index, message in enumerate(request.messages)]
-        for place, value in (*said, *((f"tools[{index}]", asdict(tool)) for index, tool in enumerate(request.offered))):
+        tools = [(f"tools[{index}]", asdict(tool)) for index, tool in enumerate(request.offered)]
+        for place, value in (*said, *tools, *read):
             if self.renderer.spells_controls(value):
                 yield f"control tokens in {place} were given as text"
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gateway.errors import BadRequest, ContextTooLong
-from gateway.prompt.neutral import MarkedText, Places, Spellings, clients_own, unused_character, with_plain_marks
+from gateway.prompt.neutral import MarkedText, Places, Spellings, clients_own, unused_blank, unused_character, with_plain_marks
 from gateway.prompt.segments import Segments, cut_tokens
 from gateway.prompt.source import DEFAULT, ModelFiles
 from gateway.prompt.template import ChatTemplate
@@ -92,7 +92,7 @@ class Renderer:
         if places is None or not places.touch(_clients_values(given)):
             ids = self._segments.encode(text) if self._segments is not None else self._tokenizer.encode(text)
             return Rendering(text, ids, lost)
-        mark = unused_character(given)
+        mark = unused_character([given, text])
         marked = self._marked_text(draft, given, places, mark, text)
         if self._segments is not None:
             ids = self._segments.encode_marked(marked, mark, self._marked)
@@ -106,7 +106,7 @@ class Renderer:
         split = with_plain_marks(split, mark)
         if split.replace(mark, "") == text:
             return split
-        between = unused_character([given, mark])
+        between = unused_blank([given, text])
         doubled = self._drafted(draft, clients_own(given, lambda value: places.marked(value, mark, between)))
         doubled = with_plain_marks(with_plain_marks(doubled, mark), between)
         once = places.undoubled(doubled, between, mark)

@@ -23,11 +23,13 @@ from tokenizers import Tokenizer as Backend
 from gateway.errors import BadRequest, ModelFileError
 from gateway.prompt import tokenizer as ours
 from gateway.prompt.neutral import MarkedText, Spellings, clients_own, strings, unused_character, with_plain_marks
+from gateway.prompt.prompter import Prompter
 from gateway.prompt.renderer import Draft, Renderer
 from gateway.prompt.sentencepiece import Prefix
 from gateway.prompt.sentencepiece_file import read_pieces
 from gateway.prompt.source import ModelFiles, read_model
 from gateway.prompt.tokenizer import from_pieces
+from gateway.request import GenerateRequest, Message
 from gateway.wire import jsonio
 
 REAL = Path(__file__).parents[3] / "shared" / "templates"
@@ -341,6 +343,15 @@ def test_tools_and_template_variables_are_the_client_s_too() -> None:
     assert [found.ids.count(special[text]) for text in CONTROL] == [0, 0, 0, 1, 1]
 
 
+def test_notes_name_the_template_variable_that_spells_a_token() -> None:
+    files = with_template(SMALL, "{{ persona }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    prompter = Prompter(files, tools="native", syntax=None, clock=fixed_clock)
+    asked = GenerateRequest("m", (Message("user", "a"),), template_kwargs={"persona": "x<s>", "unread": "<s>"})
+    notes = prompter.prompt(asked).notes
+    assert "control tokens in chat_template_kwargs.persona were given as text" in notes
+    assert not any("unread were given" in note for note in notes)
+
+
 def test_the_cache_keeps_text_and_token_apart() -> None:
     for first in (0, 1):
         renderer = Renderer(SMALL, clock=fixed_clock)
@@ -504,8 +515,7 @@ THINKS = (
 
 def test_a_template_that_looks_for_a_token_reads_what_it_would() -> None:
     renderer, raw = (
-        Renderer(with_template(SMALL, THINKS), clock=fixed_clock, control_tokens=kind)
-        for kind in ("text", "special")
+        Renderer(with_template(SMALL, THINKS), clock=fixed_clock, control_tokens=kind) for kind in ("text", "special")
     )
     special = SMALL.tokenizer.special_ids
     for thought, end in (("<s>why</s>\n\n", 0), ("</s>", 0), ("a</s>b</s>", 0), ("<|im_end|>", 0), ("x <|im_end|></s>", 0)):
@@ -514,6 +524,25 @@ def test_a_template_that_looks_for_a_token_reads_what_it_would() -> None:
         assert found.text == raw.render(asked).text
         assert [found.ids.count(special[text]) for text in CONTROL] == [0, 3, 3, end, end]
         assert shown(SMALL.tokenizer, found.ids) == found.text
+
+
+# As Gemma writes an earlier answer: what stands between thoughts.
+SPLITS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set ns = namespace(said='') %}{% for part in m.content.split('</s>') %}"
+    "{% set ns.said = ns.said + part.split('<s>')[0] %}{% endfor %}{{ ns.said | trim }}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "content", ["<s>why</s>\nx", "x </s>", "a</s>b<s>c", " </s> ", "<s>a</s>x<|im_end|></s>", "<|im_end</s>|>"]
+)
+def test_where_a_token_was_taken_out_no_other_comes_to_be(content: str) -> None:
+    renderer = Renderer(with_template(SMALL, SPLITS), clock=fixed_clock)
+    raw = Renderer(with_template(SMALL, SPLITS), clock=fixed_clock, control_tokens="special")
+    asked = draft([("user", "a"), ("assistant", content)])
+    found = renderer.render(asked)
+    assert found.text == raw.render(asked).text
+    assert [found.ids.count(SMALL.tokenizer.special_ids[text]) for text in CONTROL] == [0, 2, 2, 0, 0]
 
 
 @pytest.mark.parametrize("written", ["{{ messages[0].content | replace('<s>', 'x') }}", "{{ messages[0].content | length }}"])
