@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from engines.base import Chunk, Reader, Work
 from gateway.course import course_of
-from gateway.errors import EngineBroke, EngineUnreachable, GatewayError
+from gateway.errors import EngineBroke, EngineGone, EngineUnreachable, GatewayError
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
 from gateway.job import Job
@@ -50,8 +50,8 @@ class Attempt:
             failure = None if await self._serve() else SCHEMA_MISS
         except GatewayError as error:
             failure = error.reason
-            if isinstance(error, EngineUnreachable):
-                job.services.registry.set_ready(member.id, False)
+            if isinstance(error, EngineUnreachable | EngineGone):
+                job.services.registry.lost(member.id)
             raise
         except asyncio.CancelledError:
             failure = "cancelled"
@@ -124,7 +124,7 @@ class Attempt:
         while not (reader.done or course.ended):
             data = await exchange.read()
             if not data:
-                raise EngineBroke("The engine's answer ended in the middle.")
+                raise EngineGone("The engine's answer ended in the middle.")
             if left is not None and (left := left - len(data)) < 0:
                 raise EngineBroke(f"The engine's answer is larger than {MAX_WHOLE_BYTES} bytes.")
             chunks = _chunks(data, sse, reader)

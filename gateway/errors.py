@@ -16,6 +16,7 @@
     │   ├── EngineUnreachable       502  no connection
     │   ├── EngineRefused           the engine's own status; a 4xx is passed on
     │   ├── EngineBroke             502  the answer stopped, or was not what its protocol says
+    │   │   └── EngineGone          502  its connection ended: the engine may be another when it is back
     │   └── EngineTimeout           504  names the stage
     ├── AnswerRefused               502  the model's answer broke a rule that the operator set to `refuse` or `error`
     ├── Draining                    503  the gateway is shutting down
@@ -143,12 +144,12 @@ class BodyTimeout(ClientError):
 
 
 class Rejected(GatewayError):
-    """There is no room now: a full queue (429) or no engine that can serve (503)."""
+    """There is no room now: a full queue (429), or no engine that can serve or worker that can render (503)."""
 
     type = "overloaded_error"
     retryable = True
 
-    def __init__(self, message: str, *, reason: Literal["queue_full", "no_engine"], retry_after_s: float) -> None:
+    def __init__(self, message: str, *, reason: Literal["queue_full", "no_engine", "no_worker"], retry_after_s: float) -> None:
         super().__init__(message, code=reason)
         self.status = 429 if reason == "queue_full" else 503
         self.reason = reason
@@ -192,6 +193,10 @@ class EngineBroke(EngineError):
 
     code = "engine_broke"
     reason = "broke"
+
+
+class EngineGone(EngineBroke):
+    """The connection ended before the answer did."""
 
 
 class EngineTimeout(EngineError):

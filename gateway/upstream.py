@@ -19,7 +19,7 @@ import aiohttp
 from yarl import URL
 
 from engines.base import Call
-from gateway.errors import EngineBroke, EngineTimeout, EngineUnreachable
+from gateway.errors import EngineGone, EngineTimeout, EngineUnreachable
 
 _READ_BUFFER_BYTES = 64 * 1024
 _KEEPALIVE_S = 4  # the engines' servers drop an idle connection after 5 s: leave it before, rather than race with it
@@ -38,7 +38,7 @@ class Exchange:
         self.content_type = response.headers.get("content-type", "")
 
     async def read(self) -> bytes:
-        """The next bytes, or b"" at the end. Raises EngineBroke where the connection broke."""
+        """The next bytes, or b"" at the end. Raises EngineGone where the connection broke."""
         with _translated(0.0):
             return await self._response.content.readany()
 
@@ -175,6 +175,6 @@ def _translated(connect_s: float) -> Iterator[None]:
     except aiohttp.ClientConnectorError:
         raise EngineUnreachable("No connection to the engine could be made.") from None
     except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError):
-        raise EngineBroke("The engine closed the connection before its answer was complete.") from None
+        raise EngineGone("The engine closed the connection before its answer was complete.") from None
     except TimeoutError:
         raise EngineUnreachable("The engine did not answer in time.") from None

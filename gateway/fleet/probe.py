@@ -1,7 +1,9 @@
 """Asks each engine whether it can serve, what it is, and whether it has the tokenizer that its prompts are made with.
 
 A failed probe takes an engine out, the next good one puts it back. Invariant: no engine whose model is rendered here is ready
-before its ids for a text were the model's own, since it was last down or another; but for kinds that cannot tokenise.
+before its ids for a text were the model's own, since it was last out, said that it is another, or broke a connection; but for
+kinds that cannot tokenise. One that was restarted unseen, as another that says the same of itself, is found at the next of the
+comparisons that go on while it serves.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 
 import structlog
 
-from engines.base import EngineInfo
+from engines.base import Call, EngineInfo
 from gateway.errors import EngineError, GatewayError
 from gateway.fleet.parity import Parity
 from gateway.fleet.registry import Member, Problem, Registry
@@ -28,11 +30,13 @@ _MISMATCH = (
 
 @dataclass(frozen=True, slots=True)
 class ProbeTimes:
-    """How often a ready engine is asked, how often one that is not, and how long it may take to answer (seconds)."""
+    """How often a ready engine is asked, how often one that is not, how long it may take to answer, and how long its ids count as
+    the model's while it is ready (seconds)."""
 
     ready_s: float = 2.0
     down_s: float = 0.25
     limit_s: float = 5.0
+    compare_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,92 +62,130 @@ class Prober:
         on_info: Callable[[Member, EngineInfo], None],
         times: ProbeTimes | None = None,
     ) -> None:
-        self._registry = registry
-        self._upstream = upstream
-        self._parity = parity
-        self._on_info = on_info
-        self._times = times or ProbeTimes()
-        self._known: set[str] = set()  # engines that have said what they are
-        self._uncompared: set[str] = set()  # engines that cannot tokenise, told of once
-        self._told: dict[str, Problem | None] = {}  # what was last logged of each engine
+        self._watches = [
+            _Watch(member, registry, upstream, parity=parity.get(member.model), on_info=on_info, times=times or ProbeTimes())
+            for member in registry.members.values()
+        ]
 
     async def run(self) -> None:
         """Probes for ever, each engine at its own pace."""
         async with asyncio.TaskGroup() as group:
-            for member in self._registry.members.values():
-                group.create_task(self._watch(member))
+            for watch in self._watches:
+                group.create_task(watch.run())
 
-    async def _watch(self, member: Member) -> None:
+
+class _Watch:
+    """The probes of one engine, and what is known from the last ones."""
+
+    def __init__(
+        self,
+        member: Member,
+        registry: Registry,
+        upstream: Upstream,
+        *,
+        parity: Parity | None,
+        on_info: Callable[[Member, EngineInfo], None],
+        times: ProbeTimes,
+    ) -> None:
+        self._member = member
+        self._registry = registry
+        self._upstream = upstream
+        self._parity = parity
+        self._ids_call = member.engine.tokenize(parity.text, member.engine_model) if parity is not None else None
+        self._on_info = on_info
+        self._times = times
+        self._info: EngineInfo | None = None
+        self._compared_s: float | None = None  # when its ids were last the model's; None where it may be another since
+        self._told: Problem | None = "not_probed"
+
+    async def run(self) -> None:
+        """Probes for ever."""
+        if self._parity is not None and self._ids_call is None:
+            engine_id, kind = self._member.id, self._member.engine.kind
+            _log.warning("tokenizer not compared: this kind of engine cannot tokenise", engine=engine_id, kind=kind)
         while True:
-            await self._rest(member, await self.probe(member))
+            await self._rest(await self._probe())
 
-    async def _rest(self, member: Member, ready: bool) -> None:
+    async def _rest(self, ready: bool) -> None:
         """Waits for the next probe, but no longer than until traffic finds the engine gone."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._times.ready_s if ready else self._times.down_s):
-                while self._registry.is_ready(member.id) == ready:
+                while self._registry.is_ready(self._member.id) == ready:
                     await self._registry.changed()
 
-    async def probe(self, member: Member) -> bool:
-        """Asks one engine once, and records the answer."""
+    async def _probe(self) -> bool:
+        """Asks the engine once, and records the answer: whether it can serve."""
+        engine_id, registry = self._member.id, self._registry
+        losses = registry.losses(engine_id)
         try:
-            fault = await self._examine(member)
+            fault = await self._examine()
         except GatewayError as error:
             fault = _Fault("unreachable", error.message)
         except Exception:  # a bug of ours in one probe must not end the probing of all engines
-            _log.exception("probe failed", engine=member.id)
+            _log.exception("probe failed", engine=engine_id)
             fault = _Fault("probe_failed", "the probe failed")
-        if fault is None:
-            self._registry.set_ready(member.id, True)
-        else:
-            self._registry.set_ready(member.id, False, fault.problem)
-        self._tell(member, fault)
+        if fault is not None:
+            registry.set_ready(engine_id, False, fault.problem)
+        elif losses == registry.losses(engine_id):
+            registry.set_ready(engine_id, True)
+        else:  # traffic lost it meanwhile: what it said may be of one that is gone
+            return False
+        self._tell(fault)
         return fault is None
 
-    def _tell(self, member: Member, fault: _Fault | None) -> None:
+    def _tell(self, fault: _Fault | None) -> None:
         """Logs what is new."""
         problem = fault.problem if fault is not None else None
-        if member.id in self._told and self._told[member.id] == problem:
+        if self._told == problem:
             return
-        self._told[member.id] = problem
+        self._told = problem
         if fault is None:
-            _log.info("engine ready", engine=member.id)
+            _log.info("engine ready", engine=self._member.id)
         else:
-            _log.warning("engine not ready", engine=member.id, problem=fault.problem, why=fault.why, **fault.figures)
+            _log.warning("engine not ready", engine=self._member.id, problem=problem, why=fault.why, **fault.figures)
 
-    async def _examine(self, member: Member) -> _Fault | None:
-        """What is wrong with an engine. Its tokenizer is compared where it was down, or is another now."""
-        status, body = await self._get(member, member.engine.health_path)
+    async def _examine(self) -> _Fault | None:
+        """What is wrong with the engine, if anything is."""
+        status, body = await self._get(self._member.engine.health_path)
         if status != 200:
             return _Fault("unhealthy", f"status {status}")
-        another = await self._identify(member, body)
-        return await self._compare(member) if another or not self._registry.is_ready(member.id) else None
+        another = await self._identify(body)
+        if another or not self._registry.is_ready(self._member.id):
+            self._compared_s = None
+        return await self._compared()
 
-    async def _identify(self, member: Member, health: bytes) -> bool:
+    async def _identify(self, health: bytes) -> bool:
         """Reads what the engine is, each time: one that was restarted between two probes may be another. True where it is."""
+        engine = self._member.engine
         bodies = []
-        for path in member.engine.info_paths:
-            status, body = (200, health) if path == member.engine.health_path else await self._get(member, path)
+        for path in engine.info_paths:
+            status, body = (200, health) if path == engine.health_path else await self._get(path)
             bodies.append(body if status == 200 else b"")
-        info = member.engine.info(bodies)
-        if info == self._registry.info(member.id) and member.id in self._known:
+        info = engine.info(bodies)
+        if info == self._info:
             return False
-        self._registry.set_info(member.id, info)
-        self._on_info(member, info)
-        self._known.add(member.id)
+        self._registry.set_info(self._member.id, info)
+        self._on_info(self._member, info)
+        self._info = info
         return True
 
-    async def _compare(self, member: Member) -> _Fault | None:
-        """Asks for the engine's ids of the model's text. Until they have come the engine is out."""
-        parity = self._parity.get(member.model)
-        if parity is None:
+    async def _compared(self) -> _Fault | None:
+        """Sees, where it is time, that the engine's ids are the model's. One that may be another is out until they have come."""
+        if self._parity is None or self._ids_call is None:
             return None
-        call = member.engine.tokenize(parity.text, member.engine_model)
-        if call is None:
-            self._tell_uncompared(member)
+        now_s = asyncio.get_running_loop().time()
+        if self._compared_s is None:
+            if self._registry.is_ready(self._member.id):
+                self._registry.set_ready(self._member.id, False, "tokenizer_unknown")
+        elif now_s - self._compared_s < self._times.compare_s:
             return None
-        if self._registry.is_ready(member.id):
-            self._registry.set_ready(member.id, False, "tokenizer_unknown")
+        fault = await self._difference(self._parity, self._ids_call)
+        self._compared_s = now_s if fault is None else None
+        return fault
+
+    async def _difference(self, parity: Parity, call: Call) -> _Fault | None:
+        """Asks for the engine's ids of the model's text: what is wrong with them."""
+        member = self._member
         try:
             status, body = await self._upstream.post(
                 member.url(call.path), call, api_key=member.api_key, limit_s=self._times.limit_s, max_bytes=_MAX_IDS_BYTES
@@ -157,13 +199,8 @@ class Prober:
         difference = parity.difference(ids)
         return None if difference is None else _Fault("tokenizer_mismatch", _MISMATCH, asdict(difference))
 
-    def _tell_uncompared(self, member: Member) -> None:
-        if member.id not in self._uncompared:
-            self._uncompared.add(member.id)
-            _log.warning("tokenizer not compared: this kind of engine cannot tokenise", engine=member.id, kind=member.engine.kind)
-
-    async def _get(self, member: Member, path: str) -> tuple[int, bytes]:
-        return await self._upstream.get(member.url(path), api_key=member.api_key, limit_s=self._times.limit_s)
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        return await self._upstream.get(self._member.url(path), api_key=self._member.api_key, limit_s=self._times.limit_s)
 
 
 def _unknown(path: str, what: str) -> str:

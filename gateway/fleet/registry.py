@@ -1,7 +1,7 @@
 """Which engines there are, whether they can serve, and what runs on them. The only place that changes any of it.
 
 Readers get frozen snapshots. Running work is a reducer of the event stream, so that it cannot drift from what requests say of
-themselves; health comes from probes and from traffic, and a refused connection counts at once.
+themselves; health comes from probes and from traffic, and a connection that is refused or breaks counts at once.
 """
 
 import asyncio
@@ -55,6 +55,7 @@ class Registry:
     def __init__(self, members: Iterable[Member]) -> None:
         self.members: Mapping[str, Member] = {member.id: member for member in members}
         self._problems: dict[str, Problem | None] = dict.fromkeys(self.members, "not_probed")
+        self._losses = dict.fromkeys(self.members, 0)
         self._info = dict.fromkeys(self.members, EngineInfo())
         self.running = InFlight()
         self._changed = asyncio.Event()
@@ -69,6 +70,16 @@ class Registry:
         self._changed.set()
         self._changed = asyncio.Event()
         return True
+
+    def lost(self, engine_id: str) -> None:
+        """Records that traffic found an engine gone, or that it broke off an answer. It may have been restarted with another
+        model: it is out until it was asked."""
+        self._losses[engine_id] += 1
+        self.set_ready(engine_id, False)
+
+    def losses(self, engine_id: str) -> int:
+        """How often that was. What an engine was asked before the last time, it may have answered as another."""
+        return self._losses[engine_id]
 
     def is_ready(self, engine_id: str) -> bool:
         """Whether this engine can serve, as far as is known."""
@@ -104,11 +115,6 @@ class Registry:
                 if member.model == model
             )
         )
-
-    def context_tokens(self, model: str) -> int | None:
-        """The smallest context among a model's engines, as far as they have said."""
-        said = [engine.context_tokens for engine in self.view(model).engines if engine.context_tokens is not None]
-        return min(said, default=None)
 
     async def changed(self) -> None:
         """Returns when the health of any engine changes after this call."""

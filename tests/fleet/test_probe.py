@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 from support.gateway import sample, scripted
-from support.scripted_engine import HANG, RESET, ScriptedEngine
+from support.scripted_engine import CLOSE, HANG, HEAD, RESET, ScriptedEngine, Step, event, llama_token
 from support.vocabulary import small_tokenizer
 from yarl import URL
 
@@ -240,6 +241,75 @@ async def test_an_engine_that_another_replaced_is_compared() -> None:
         engine.answers["/tokenize"] = ANOTHER
         engine.answers["/props"] = {"model_alias": "yet another"}
         await until(lambda: registry.problem("e0") == "tokenizer_mismatch")
+
+
+async def test_a_ready_engine_that_was_replaced_unseen_is_found_at_the_next_comparison() -> None:
+    often = replace(QUICK, compare_s=0.05)
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=often) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        engine.answers["/tokenize"] = ANOTHER
+        await until(lambda: registry.problem("e0") == "tokenizer_mismatch")
+        del engine.answers["/tokenize"]
+        await until(lambda: registry.is_ready("e0"))
+
+
+async def test_a_ready_engine_serves_while_it_is_compared_again() -> None:
+    patient = ProbeTimes(ready_s=0.02, down_s=0.02, limit_s=60, compare_s=0.05)
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=patient) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        asked = paths(engine).count("/tokenize")
+        engine.answers["/tokenize"] = [HANG]
+        await until(lambda: paths(engine).count("/tokenize") > asked)
+        assert registry.is_ready("e0")
+
+
+async def test_an_engine_that_traffic_lost_is_out_until_it_was_compared() -> None:
+    rare = ProbeTimes(ready_s=60, down_s=0.02, limit_s=60)
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=rare) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        engine.answers["/tokenize"] = [HANG]
+        registry.lost("e0")
+        await until(lambda: paths(engine).count("/tokenize") == 2)
+        assert not registry.is_ready("e0")
+
+
+async def test_what_an_engine_said_before_traffic_lost_it_does_not_count() -> None:
+    ids = json.dumps({"tokens": PARITY["m"].ids}).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(ids)
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/tokenize"] = [head, 0.1, ids]
+        async with probing(engine.url, parity=PARITY) as registry:
+            await until(lambda: paths(engine).count("/tokenize") == 1)
+            registry.lost("e0")
+            await until(lambda: registry.is_ready("e0"))
+            assert paths(engine).count("/tokenize") == 2
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[RESET], [HEAD, RESET], [HEAD, event(llama_token("a", 1)), RESET], [HEAD, event(llama_token("a", 1)), b"0\r\n\r\n", CLOSE]],
+    ids=["before the headers", "before the answer", "in it", "an early end"],
+)
+async def test_an_engine_that_breaks_off_an_answer_is_compared_at_once(steps: list[Step]) -> None:
+    async with scripted(limits={"queue_wait_s": 0.2}) as (engine, served):
+        engine.script = lambda seen: steps
+        engine.answers["/tokenize"] = ANOTHER
+        broke = await served.chat()
+        await until(lambda: served.gateway.registry.problem("e") == "tokenizer_mismatch")
+        reached = len(engine.calls)
+        engine.script = lambda seen: [HANG]
+        refused = await served.chat(max_tokens=1)
+        assert len(engine.calls) == reached
+    assert (broke.status_code, broke.json()["error"]["code"]) == (502, "engine_broke")
+    assert refused.status_code == 503
+
+
+async def test_an_engine_whose_answer_makes_no_sense_stays() -> None:
+    async with scripted() as (engine, served):
+        engine.script = lambda seen: [HEAD, event({"tokens": "x"}), CLOSE]
+        broke = await served.chat()
+        assert served.gateway.registry.is_ready("e")
+    assert broke.json()["error"]["code"] == "engine_broke"
 
 
 @pytest.mark.parametrize(

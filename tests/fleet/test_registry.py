@@ -58,6 +58,15 @@ async def test_only_changes_wake_those_who_wait() -> None:
     later.cancel()
 
 
+def test_an_engine_that_traffic_lost_is_out_and_that_is_counted_while_it_is_out_too() -> None:
+    registry = Registry([member("a"), member("b")])
+    registry.set_ready("a", True)
+    registry.lost("a")
+    assert registry.problem("a") == "unreachable"
+    registry.lost("a")
+    assert (registry.losses("a"), registry.losses("b")) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("root", "path", "url"),
     [
