@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.formats.base import CallSyntax
-from gateway.prompt.normalize import Turn, arguments_object, broken_note, tool_dict
+from gateway.prompt.conversation import Turn
+from gateway.prompt.normalize import arguments_object, broken_note, tool_dict
 from gateway.prompt.probe import Support
 from gateway.request import CallAnswer, GenerateRequest, ToolCall, ToolSpec
 from gateway.wire import jsonio
@@ -74,7 +75,7 @@ def _with_tools(conversation: list[Turn], tools: Sequence[ToolSpec], syntax: Cal
     stated = statement(tools, syntax)
     first, *rest = conversation
     if first.role in {"system", "developer"}:
-        return [replace(first, text=f"{stated}\n\n{first.text}"), *rest]
+        return [replace(first, text=f"{stated}\n\n{first.text}" if (first.text or "").strip() else stated), *rest]
     return [Turn(0, "system", stated), *conversation]
 
 

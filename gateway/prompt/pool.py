@@ -68,7 +68,7 @@ class RenderPool:
             case Rendered():
                 ids = array("I")
                 ids.frombytes(answer.ids)
-                return Rendering(answer.text, tuple(ids), answer.lost_bytes, answer.marked)
+                return Rendering(answer.text, tuple(ids), answer.lost_bytes, answer.marked, answer.left_out)
             case Refused():
                 raise BadRequest(answer.message, param=answer.param)
             case TooLong():

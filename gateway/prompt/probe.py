@@ -9,45 +9,30 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
-from gateway.errors import BadRequest, ModelFileError
+from gateway.errors import BadRequest
+from gateway.prompt.rig import NAME, TOOLS, USER, Json, Rig, Support
 from gateway.prompt.template import ChatTemplate
 
-Support = Literal["yes", "no", "raises"]
 ArgumentForm = Literal["object", "text"]
 NoContentForm = Literal["empty", "absent", "null"]
 CalledText = Literal["beside", "thought", "before", "nowhere"]
-Json = dict[str, Any]
 
 THOUGHT_PARTS = "content"  # the thought is a part of the content
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", THOUGHT_PARTS)
-THOUGHT_END = "</think>"
 THINKING_SWITCHES = ("enable_thinking", "thinking")
+_THOUGHT_MARKS = (
+    *(("<think>", "</think>"), ("<|channel>", "<channel|>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")),
+    *(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|inner_prefix|>", "<|inner_suffix|>")),
+)
 _SWITCHES: tuple[Json, ...] = ({}, *({name: value} for name in THINKING_SWITCHES for value in (True, False)))
 _ARGUMENT_FORMS: tuple[ArgumentForm, ...] = ("object", "text")
 _NO_CONTENT_FORMS: tuple[NoContentForm, ...] = ("empty", "absent", "null")
 _CALLED_TEXT_FORMS: tuple[CalledText, ...] = ("beside", "thought", "before")
 _IDS = ("callprobe", "callprob2")  # nine alphanumerics, since some templates ask for just that
 _ORDINARY_ID = "call_Probe0123456789abcdefg"
-_NAME = "probe_function"
-_PRINTED = ("'type': 'thinking'", "'probe_key': '")  # Python's own writing of what the template took for text
-_USER: Mapping[str, Any] = {"role": "user", "content": "probeusermark"}
 _SAID: Mapping[str, Any] = {"role": "assistant", "content": "probeanswermark"}
 _MORE: Mapping[str, Any] = {"role": "user", "content": "probemoremark"}
-_RESULT: Mapping[str, Any] = {"role": "tool", "tool_call_id": _IDS[0], "name": _NAME, "content": "proberesultmark"}
-_TOOLS: Sequence[Json] = [
-    {
-        "type": "function",
-        "function": {
-            "name": _NAME,
-            "description": "probedescriptionmark",
-            "parameters": {
-                "type": "object",
-                "properties": {"probe_key": {"type": "string", "description": "probe"}},
-                "required": ["probe_key"],
-            },
-        },
-    }
-]
+_RESULT: Mapping[str, Any] = {"role": "tool", "tool_call_id": _IDS[0], "name": NAME, "content": "proberesultmark"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +42,16 @@ class Capabilities:
     place and not in another (after an answer, in a tool loop) counts as not shown.
 
     `later_system` and `later_developer` are such messages after the first; `empty_answer` is an answer without text,
-    `first_answer` one before any user message; `open_calls` are calls that a user message follows, not their results.
-    `system_beside` says beside which user message the template shows a system message, where it shows one.
+    `first_answer` one before any user message, `first_beside_tools` one, or a call, where there are tools; `open_calls` are calls
+    that a user message follows, not their results. `system_beside` says beside which user message the template shows a system
+    message, where it shows one.
     `arguments` is the form in which the template takes a call's arguments, `broken_arguments` what it takes for text that is no
     JSON object; `no_content` how a call without text is written: as "", without the key, or as null. `called_text` says where the
     text of a message that calls is shown: in it, as a part of its thought, in a message before it.
 
     `reasoning` is the field from which thoughts are read, THOUGHT_PARTS for parts of the content, None where none is.
     `hides_thoughts` holds the thinking switch's values (None: not given) with which it shows none at all; `old_thoughts` are
-    those before the last user message. `cuts_answers`: what stands before THOUGHT_END in an answer is a thought to it, and cut
-    as one.
+    those before the last user message. `cuts_at` are the ends of a thought before which an answer's text is cut.
 
     `call_ids` is `nine` where ids must have nine letters or digits. `tool_keys` are the keys that a tool must have, beside its
     name and parameters; `no_tools` is what `tools` must be where there are none. `opening` is how the assistant's turn begins in
@@ -91,10 +76,11 @@ class Capabilities:
     consecutive_assistants: Support = "yes"
     empty_answer: Support = "yes"
     first_answer: Support = "yes"
+    first_beside_tools: Support = "yes"
     open_calls: Support = "yes"
     called_text: CalledText = "beside"
     hides_thoughts: frozenset[bool | None] = frozenset()
-    cuts_answers: bool = False
+    cuts_at: frozenset[str] = frozenset()
     call_ids: Literal["any", "nine"] = "any"
     tool_keys: frozenset[str] = frozenset()
     no_tools: Literal["null", "empty"] = "null"
@@ -105,21 +91,22 @@ class Capabilities:
 
 def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
     """Raises ModelFileError for a template that cannot even render one user message."""
-    rig = _Rig(template, specials)
+    rig = Rig(template, specials)
     call = _call_form(rig)
-    loop = [_USER, call.message("probevaluemark"), _RESULT]
-    results = rig.shows_all([loop, [*loop, _SAID, _MORE]], "proberesultmark", tools=_TOOLS)
+    loop = [USER, call.message("probevaluemark"), _RESULT]
+    results = rig.shows_all([loop, [*loop, _SAID, _MORE]], "proberesultmark", tools=TOOLS)
     looped = [loop, [*loop, _SAID, _MORE]] if call.support == results == "yes" else []
-    parallel = [_USER, call.message("probevaluemark", "probesecondmark"), _RESULT, {**_RESULT, "tool_call_id": _IDS[1]}]
+    parallel = [USER, call.message("probevaluemark", "probesecondmark"), _RESULT, {**_RESULT, "tool_call_id": _IDS[1]}]
     reasoning, hides = _reasoning(rig, call)
     supports: dict[str, Support] = {
         **_roles(rig, looped),
-        "tools": rig.shows_all([[_USER], *looped], _NAME, "probedescriptionmark", tools=_TOOLS),
+        "tools": rig.shows_all([[USER], *looped], NAME, "probedescriptionmark", tools=TOOLS),
         "tool_calls": call.support,
         "tool_results": results,
         "first_answer": rig.shows([_SAID, _MORE], "probeanswermark", "probemoremark"),
-        "open_calls": rig.shows([*loop[:2], _MORE], "probevaluemark", "probemoremark", tools=_TOOLS),
-        "parallel_calls": rig.shows(parallel, "probevaluemark", "probesecondmark", tools=_TOOLS),
+        "first_beside_tools": _first_beside_tools(rig, call if looped else None),
+        "open_calls": rig.shows([*loop[:2], _MORE], "probevaluemark", "probemoremark", tools=TOOLS),
+        "parallel_calls": rig.shows(parallel, "probevaluemark", "probesecondmark", tools=TOOLS),
     }
     tried = {
         "tool_calls": loop[:2],
@@ -136,7 +123,7 @@ def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
         called_text=_called_text(rig, call, reasoning, hides),
         reasoning=reasoning,
         hides_thoughts=hides,
-        cuts_answers=_cuts_answers(rig),
+        cuts_at=_cuts_at(rig),
         call_ids=_call_ids(rig, loop),
         tool_keys=_tool_keys(rig),
         no_tools=rig.no_tools,
@@ -147,107 +134,63 @@ def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
     )
 
 
-def _cuts_answers(rig: "_Rig") -> bool:
-    """Whether it does so with an answer that holds the thought's end alone, or its beginning too."""
-    ended = f"probebefore{THOUGHT_END}probeafter"
-    conversations = [[_USER, _said(text), _MORE] for text in (ended, ended.replace(THOUGHT_END, f"<think>{THOUGHT_END}"))]
-    return rig.shows_all(conversations, "probebefore") == "no"
+def _cuts_at(rig: Rig) -> frozenset[str]:
+    """The ends by which it does so: where the answer holds the end alone, the beginning right before it, or the thought between
+    them."""
+
+    def cuts(begin: str, end: str) -> bool:
+        texts = (f"probebefore{end}probeafter", f"probebefore{begin}{end}probeafter", f"{begin}probebefore{end}probeafter")
+        return rig.shows_all([[USER, _said(text), _MORE] for text in texts], "probebefore") == "no"
+
+    return frozenset(end for begin, end in _THOUGHT_MARKS if cuts(begin, end))
 
 
 def _said(text: str) -> Json:
     return {"role": "assistant", "content": text}
 
 
-def _roles(rig: "_Rig", looped: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Support]:
+def _roles(rig: Rig, looped: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Support]:
     first: Json = {"role": "system", "content": "probefirstmark"}
     later: Json = {"content": "probelatermark"}
-    system = rig.shows_all([[first, _USER], [first, _USER, _SAID, _MORE]], "probefirstmark")
+    system = rig.shows_all([[first, USER], [first, USER, _SAID, _MORE]], "probefirstmark")
     if system == "yes" and looped:
-        system = rig.shows_all([[first, *messages] for messages in looped], "probefirstmark", tools=_TOOLS)
+        system = rig.shows_all([[first, *messages] for messages in looped], "probefirstmark", tools=TOOLS)
     before, marks = ([first], ["probefirstmark"]) if system == "yes" else ([], [])
     return {
         "system": system,
-        "later_system": rig.shows([*before, _USER, _SAID, later | {"role": "system"}, _MORE], "probelatermark", *marks),
-        "developer": _own_role(rig, "developer", [{"content": "probefirstmark"}, _USER], "probefirstmark"),
-        "later_developer": _own_role(rig, "developer", [_USER, _SAID, later, _MORE], "probelatermark"),
-        "consecutive_users": rig.shows([_USER, _MORE], "probemoremark", "probeusermark"),
-        "consecutive_assistants": rig.shows([_USER, _SAID, _said("probelatermark"), _MORE], "probelatermark", "probeanswermark"),
-        "empty_answer": rig.shows([_USER, _said(""), _MORE], "probemoremark", "probeusermark"),
+        "later_system": rig.shows([*before, USER, _SAID, later | {"role": "system"}, _MORE], "probelatermark", *marks),
+        "developer": _own_role(rig, "developer", [{"content": "probefirstmark"}, USER], "probefirstmark"),
+        "later_developer": _own_role(rig, "developer", [USER, _SAID, later, _MORE], "probelatermark"),
+        "consecutive_users": rig.shows([USER, _MORE], "probemoremark", "probeusermark"),
+        "consecutive_assistants": rig.shows([USER, _SAID, _said("probelatermark"), _MORE], "probelatermark", "probeanswermark"),
+        "empty_answer": rig.shows([USER, _said(""), _MORE], "probemoremark", "probeusermark"),
     }
 
 
-def _system_beside(rig: "_Rig") -> Literal["first", "last"]:
-    conversation = [{"role": "system", "content": "probefirstmark"}, _USER, _SAID, _MORE]
+def _first_beside_tools(rig: Rig, call: "_CallForm | None") -> Support:
+    """Some templates give the tools with the first message, as if that were a user's."""
+    answered = [_SAID, _MORE]
+    found = rig.shows(answered, "probeanswermark", "probemoremark", tools=TOOLS)
+    if found == "yes" and rig.alike(answered, [{**_SAID, "role": "user"}, _MORE], tools=TOOLS):
+        return "no"
+    if found == "yes" and call is not None:
+        return rig.shows([call.message("probevaluemark"), _RESULT, _MORE], "probevaluemark", "proberesultmark", tools=TOOLS)
+    return found
+
+
+def _system_beside(rig: Rig) -> Literal["first", "last"]:
+    conversation = [{"role": "system", "content": "probefirstmark"}, USER, _SAID, _MORE]
     if rig.shows(conversation, "probefirstmark", "probeanswermark") != "yes":
         return "first"
     text = rig.render(conversation)
     return "last" if text.index("probefirstmark") > text.index("probeanswermark") else "first"
 
 
-def _own_role(rig: "_Rig", role: str, messages: Sequence[Mapping[str, Any]], mark: str) -> Support:
+def _own_role(rig: Rig, role: str, messages: Sequence[Mapping[str, Any]], mark: str) -> Support:
     """As `shows`, for the message without a role. A template that writes any role's name down has not learnt this one."""
     named, unknown = ([{"role": name, **message} for message in messages] for name in (role, "probe_role"))
     found = rig.shows(named, mark)
     return "no" if found == "yes" and rig.shows(unknown, mark) == "yes" else found
-
-
-class _Rig:
-    """Renders probes. A template that cannot do without tools is given an empty list, or, if need be, tools always."""
-
-    def __init__(self, template: ChatTemplate, specials: Mapping[str, str]) -> None:
-        self._template = template
-        self._specials = specials
-        self._without: Sequence[Json] | None = None
-        if self.shows([_USER], "probeusermark") != "yes":
-            reason = self.reason([_USER])
-            self._without = []
-            if self.shows([_USER], "probeusermark") != "yes":
-                self._without = _TOOLS
-            if self.shows([_USER], "probeusermark") != "yes":
-                raise ModelFileError(f"The chat template does not show one user message to the model: {reason}")
-
-    @property
-    def no_tools(self) -> Literal["null", "empty"]:
-        """What the template takes for no tools."""
-        return "null" if self._without is None else "empty"
-
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Json] = (), prompt: bool = False, **switches: Any
-    ) -> str:
-        given: Json = {
-            "messages": [dict(message) for message in messages],
-            "tools": [*tools] or self._without,
-            "documents": None,
-            "add_generation_prompt": prompt,
-        }
-        return self._template.render({**self._specials, **switches, **given})
-
-    def reason(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Why the template does not show these, in its own words."""
-        try:
-            self.render(messages, tools=_TOOLS if len(messages) > 1 else ())
-        except BadRequest as error:
-            return error.message.partition(": ")[2]
-        return "its text is left out"
-
-    def shows(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *marks: str,
-        tools: Sequence[Json] = (),
-        switches: Mapping[str, Any] | None = None,
-    ) -> Support:
-        try:
-            text = self.render(messages, tools=tools, **(switches or {}))
-        except BadRequest:
-            return "raises"
-        printed = any(python in text for python in _PRINTED)
-        return "yes" if all(mark in text for mark in marks) and not printed else "no"
-
-    def shows_all(self, conversations: Sequence[Sequence[Mapping[str, Any]]], *marks: str, tools: Sequence[Json] = ()) -> Support:
-        """The first answer that is not `yes`, if there is one."""
-        found = (self.shows(messages, *marks, tools=tools) for messages in conversations)
-        return next((support for support in found if support != "yes"), "yes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,27 +212,27 @@ def _written(value: str, form: ArgumentForm) -> object:
 def _call_message(no_content: NoContentForm, arguments: Sequence[object]) -> Json:
     content: Json = {} if no_content == "absent" else {"content": "" if no_content == "empty" else None}
     calls = [
-        {"id": _IDS[number], "type": "function", "function": {"name": _NAME, "arguments": value}}
+        {"id": _IDS[number], "type": "function", "function": {"name": NAME, "arguments": value}}
         for number, value in enumerate(arguments)
     ]
     return {"role": "assistant", **content, "tool_calls": calls}
 
 
-def _call_form(rig: _Rig) -> _CallForm:
+def _call_form(rig: Rig) -> _CallForm:
     """The first form whose call is in the text, name and arguments; objects are what most models were trained on."""
     forms = [_CallForm(_call_support(rig, *form), *form) for form in product(_ARGUMENT_FORMS, _NO_CONTENT_FORMS)]
     return next((form for form in forms if form.support == "yes"), forms[0])
 
 
-def _call_support(rig: _Rig, arguments: ArgumentForm, no_content: NoContentForm) -> Support:
+def _call_support(rig: Rig, arguments: ArgumentForm, no_content: NoContentForm) -> Support:
     message = _call_message(no_content, [_written("probevaluemark", arguments)])
-    found = [rig.shows([_USER, message], "probevaluemark", _NAME, tools=tools) for tools in ((), _TOOLS)]
+    found = [rig.shows([USER, message], "probevaluemark", NAME, tools=tools) for tools in ((), TOOLS)]
     return "yes" if "yes" in found else found[1]
 
 
-def _broken_form(rig: _Rig, call: _CallForm) -> Literal["text", "wrapped"]:
+def _broken_form(rig: Rig, call: _CallForm) -> Literal["text", "wrapped"]:
     message = _call_message(call.no_content, ['{"probebroken": mark'])
-    return "text" if rig.shows([_USER, message], "probebroken", tools=_TOOLS) == "yes" else "wrapped"
+    return "text" if rig.shows([USER, message], "probebroken", tools=TOOLS) == "yes" else "wrapped"
 
 
 def with_thought(message: Mapping[str, Any], name: str, thought: str) -> Json:
@@ -300,19 +243,19 @@ def with_thought(message: Mapping[str, Any], name: str, thought: str) -> Json:
     return {**message, "content": [{"type": "thinking", "thinking": thought}, *text]}
 
 
-def _reasoning(rig: _Rig, call: _CallForm) -> tuple[str | None, frozenset[bool | None]]:
+def _reasoning(rig: Rig, call: _CallForm) -> tuple[str | None, frozenset[bool | None]]:
     """The field, and the values of the thinking switch with which nothing of it is shown.
 
     Most templates show thoughts only within a running tool loop; some only for a plain answer.
     """
     switches: dict[bool | None, Json] = {None: {}} | {value: dict.fromkeys(THINKING_SWITCHES, value) for value in (True, False)}
     for name in REASONING_FIELDS:
-        loop = [_USER, with_thought(call.message("probevaluemark"), name, "probethoughtmark"), _RESULT]
-        plain = [_USER, with_thought(_SAID, name, "probethoughtmark")]
+        loop = [USER, with_thought(call.message("probevaluemark"), name, "probethoughtmark"), _RESULT]
+        plain = [USER, with_thought(_SAID, name, "probethoughtmark")]
         shown = {
             value
             for value, given in switches.items()
-            if rig.shows(loop, "probethoughtmark", "probevaluemark", tools=_TOOLS, switches=given) == "yes"
+            if rig.shows(loop, "probethoughtmark", "probevaluemark", tools=TOOLS, switches=given) == "yes"
             or rig.shows(plain, "probethoughtmark", "probeanswermark", switches=given) == "yes"
         }
         if shown:
@@ -320,9 +263,9 @@ def _reasoning(rig: _Rig, call: _CallForm) -> tuple[str | None, frozenset[bool |
     return None, frozenset()
 
 
-def _old_thoughts(rig: _Rig, reasoning: str | None, hides: frozenset[bool | None]) -> Support:
+def _old_thoughts(rig: Rig, reasoning: str | None, hides: frozenset[bool | None]) -> Support:
     thought = with_thought(_SAID, reasoning or REASONING_FIELDS[0], "probethoughtmark")
-    return rig.shows([_USER, thought, _MORE], "probethoughtmark", switches=_thinking(hides))
+    return rig.shows([USER, thought, _MORE], "probethoughtmark", switches=_thinking(hides))
 
 
 def _thinking(hides: frozenset[bool | None]) -> Json:
@@ -330,7 +273,7 @@ def _thinking(hides: frozenset[bool | None]) -> Json:
     return dict.fromkeys(THINKING_SWITCHES, True) if None in hides else {}
 
 
-def _called_text(rig: _Rig, call: _CallForm, reasoning: str | None, hides: frozenset[bool | None]) -> CalledText:
+def _called_text(rig: Rig, call: _CallForm, reasoning: str | None, hides: frozenset[bool | None]) -> CalledText:
     """The first place where the text of a message that calls is shown, together with its thought; a thought's own in a running
     loop alone, since templates cut old thoughts."""
     made = call.message("probevaluemark")
@@ -340,46 +283,46 @@ def _called_text(rig: _Rig, call: _CallForm, reasoning: str | None, hides: froze
         calling = made | {"content": "probetextmark"} if form == "beside" else made
         if reasoning is not None:
             calling = with_thought(calling, reasoning, thought)
-        loop = [_USER, *([_said("probetextmark")] if form == "before" else []), calling, _RESULT]
+        loop = [USER, *([_said("probetextmark")] if form == "before" else []), calling, _RESULT]
         marks = ["probetextmark", "probevaluemark", *(["probethoughtmark"] if reasoning is not None else [])]
-        running = rig.shows(loop, *marks, tools=_TOOLS, switches=switches)
-        answered = form == "thought" or rig.shows([*loop, _SAID, _MORE], *marks[:2], tools=_TOOLS) == "yes"
+        running = rig.shows(loop, *marks, tools=TOOLS, switches=switches)
+        answered = form == "thought" or rig.shows([*loop, _SAID, _MORE], *marks[:2], tools=TOOLS) == "yes"
         if running == "yes" and answered:
             return form
     return "nowhere" if call.support == "yes" else "beside"
 
 
-def _call_ids(rig: _Rig, loop: Sequence[Mapping[str, Any]]) -> Literal["any", "nine"]:
+def _call_ids(rig: Rig, loop: Sequence[Mapping[str, Any]]) -> Literal["any", "nine"]:
     user, message, result = loop
     called = {**message, "tool_calls": [message["tool_calls"][0] | {"id": _ORDINARY_ID}]}
     ordinary = [user, called, {**result, "tool_call_id": _ORDINARY_ID}]
-    refuses = rig.shows(ordinary, tools=_TOOLS) == "raises" and rig.shows(loop, tools=_TOOLS) == "yes"
+    refuses = rig.shows(ordinary, tools=TOOLS) == "raises" and rig.shows(loop, tools=TOOLS) == "yes"
     return "nine" if refuses else "any"
 
 
-def _tool_keys(rig: _Rig) -> frozenset[str]:
+def _tool_keys(rig: Rig) -> frozenset[str]:
     """Keys without which the template does not show a tool that it shows with them."""
-    function = _TOOLS[0]["function"]
+    function = TOOLS[0]["function"]
     bare = {
         "description": function | {"parameters": function["parameters"]},
         "properties": function | {"parameters": {"type": "object"}},
     }
     del bare["description"]["description"]
-    if rig.shows([_USER], _NAME, tools=_TOOLS) != "yes":
+    if rig.shows([USER], NAME, tools=TOOLS) != "yes":
         return frozenset()
     return frozenset(
         key
         for key, lacking in bare.items()
-        if rig.shows([_USER], _NAME, tools=[{"type": "function", "function": lacking}]) != "yes"
+        if rig.shows([USER], NAME, tools=[{"type": "function", "function": lacking}]) != "yes"
     )
 
 
-def _opening(rig: _Rig) -> str:
+def _opening(rig: Rig) -> str:
     """What all generation prompts of the template begin with, whatever its thinking switches say."""
     prompts: list[str] = []
     for switches in _SWITCHES:
         try:
-            ended, begun = rig.render([_USER], **switches), rig.render([_USER], prompt=True, **switches)
+            ended, begun = rig.render([USER], **switches), rig.render([USER], prompt=True, **switches)
         except BadRequest:
             continue
         prompts.append(begun[len(_common(ended, begun)) :])

@@ -9,15 +9,17 @@ the date, where the template asks for it). What cannot fit is refused before it 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from gateway.errors import BadRequest, ModelFileError, shown
 from gateway.formats.base import CallSyntax
 from gateway.prompt.constrain import broken_calls, call_answer, cut_thoughts, restate
-from gateway.prompt.normalize import Turn, fit, fit_kwargs, sure_texts, thinking_switch, tool_dict, turns
+from gateway.prompt.conversation import Turn, sure_texts, turns
+from gateway.prompt.normalize import fit, fit_kwargs, thinking_switch, tool_dict
 from gateway.prompt.probe import Capabilities, probe
+from gateway.prompt.proof import claims
 from gateway.prompt.renderer import ControlTokens, Draft, Renderer, Rendering, refuse_over
 from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.tokenizer import Tokenizer
@@ -148,6 +150,8 @@ class Prompter:
         said = turns(request.messages)
         conversation, tools = self._stated(said, offered, can)
         kwargs, unread = fit_kwargs(request.template_kwargs, self.renderer.templates[template].variables)
+        if tools:
+            can = replace(can, first_answer=can.first_beside_tools)
         messages, notes = fit(conversation, can, thinking_switch(kwargs))
         if request.continue_final_message:
             _check_continued(request, messages)
@@ -159,13 +163,14 @@ class Prompter:
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         }
         restated = (*broken_calls(said), *cut_thoughts(said, can.old_thoughts)) if self._mode == "constrained" else ()
-        draft = Draft(template, variables, context_tokens, request.continue_final_message)
+        said_all = claims(conversation, [tool.name for tool in offered], can)
+        draft = Draft(template, variables, context_tokens, request.continue_final_message, said_all)
         opening = self._openers[template] if draft.continues else can.opening
         return Plan(request, draft, opening, constraint, (*restated, *notes, *unread))
 
     def finished(self, plan: Plan, rendering: Rendering) -> Prompt:
         """The prompt that a plan's rendering makes."""
-        text, notes = rendering.text, plan.notes
+        text, notes = rendering.text, (*plan.notes, *rendering.left_out)
         if rendering.marked:
             notes = (*self._given_as_text(plan), *notes)
         if rendering.lost_bytes:
@@ -235,8 +240,7 @@ class Prompter:
 def _tail(plan: Plan, text: str) -> str:
     """The end of the text from the last turn's header on. A continued message is in it whole."""
     if plan.draft.continues:
-        content = plan.draft.variables["messages"][-1]["content"].strip()
-        said_from = len(text.rstrip()) - len(content)
+        said_from = text.rfind(plan.draft.variables["messages"][-1]["content"].strip())
         header = text.rfind(plan.opening, 0, said_from) if plan.opening else -1
         return text[header if header >= 0 else said_from :]
     begin = text.rfind(plan.opening) if plan.opening and plan.request.add_generation_prompt else -1

@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gateway.errors import BadRequest, ContextTooLong
+from gateway.prompt.blame import blamed
 from gateway.prompt.neutral import MarkedText, Places, Spellings, clients_own, unused_blank, unused_character, with_plain_marks
+from gateway.prompt.proof import Claim, proved
 from gateway.prompt.segments import Segments, cut_tokens
 from gateway.prompt.source import DEFAULT, ModelFiles
 from gateway.prompt.template import ChatTemplate
@@ -28,24 +30,27 @@ class Draft:
     """What is to be rendered: `template` is the name of one of the model's, `variables` are plain JSON values.
 
     What cannot fit into `context_tokens` is not tokenised. With `continues` the text ends where the last message's content does,
-    blanks at its end included where the template shows them.
+    blanks at its end included where the template shows them. `claims` are what the text must show of the client's words.
     """
 
     template: str
     variables: Mapping[str, Any]
     context_tokens: int | None = None
     continues: bool = False
+    claims: tuple[Claim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """`text` and `ids` say the same, but for `lost_bytes` of the text that no token of the vocabulary holds, and for what of the
-    text is no token though it spells one, where a client wrote it: `marked` says that there may be such places."""
+    text is no token though it spells one, where a client wrote it: `marked` says that there may be such places.
+    `left_out` are notes on what the text shows in part."""
 
     text: str
     ids: tuple[int, ...]
     lost_bytes: int = 0
     marked: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 class Renderer:
@@ -85,20 +90,24 @@ class Renderer:
         """Raises BadRequest where the template refuses, or reads control tokens in a way that marked text cannot show, and
         ContextTooLong, told from the text's length alone."""
         given = {**draft.variables, _CLOCK: self._clock().strftime}  # both renders have the same time
-        text = self._drafted(draft, given)
+        try:
+            text = self._drafted(draft, given)
+        except BadRequest as error:
+            raise blamed(error, draft.variables, lambda fewer: self._drafted(draft, fewer)) from None
         self._refuse_over(draft.context_tokens, text)
+        left_out = proved(text, draft.claims)
         lost = len(self._tokenizer.lost(text))
         places = self._spellings.places(text) if self._spellings is not None else None
         if places is None or not places.touch(_clients_values(given)):
             ids = self._segments.encode(text) if self._segments is not None else self._tokenizer.encode(text)
-            return Rendering(text, ids, lost)
+            return Rendering(text, ids, lost, left_out=left_out)
         mark = unused_character([given, text])
         marked = self._marked_text(draft, given, places, mark, text)
         if self._segments is not None:
             ids = self._segments.encode_marked(marked, mark, self._marked)
         else:
             ids = self._marked.encode(marked, mark)
-        return Rendering(text, ids, lost, True)
+        return Rendering(text, ids, lost, True, left_out)
 
     def _marked_text(self, draft: Draft, given: Mapping[str, Any], places: Places, mark: str, text: str) -> str:
         """The text with marks where it is the client's and spells a control token, or a part of one."""

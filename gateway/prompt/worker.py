@@ -50,6 +50,7 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     ids: bytes
     lost_bytes: int
     marked: bool
+    left_out: tuple[str, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +94,8 @@ def _answer(renderer: Renderer, draft: Draft) -> Answer:
         return TooLong(error.prompt_tokens)
     except BadRequest as error:
         return Refused(error.message, error.param)
-    return Rendered(rendering.text, array("I", rendering.ids).tobytes(), rendering.lost_bytes, rendering.marked)
+    ids = array("I", rendering.ids).tobytes()
+    return Rendered(rendering.text, ids, rendering.lost_bytes, rendering.marked, rendering.left_out)
 
 
 def _write(answers: BinaryIO, data: bytes) -> None:

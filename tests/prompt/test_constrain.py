@@ -4,7 +4,7 @@ import pytest
 from support.vocabulary import SYNTAX
 
 from gateway.prompt.constrain import MAX_CALLS, call_answer, call_text, cut_thoughts, restate, statement
-from gateway.prompt.normalize import turns
+from gateway.prompt.conversation import turns
 from gateway.request import GenerateRequest, Message, ToolCall, ToolChoice, ToolSpec
 
 F = ToolSpec("f", "does f", {"type": "object", "properties": {"ä": {"type": "string"}}})

@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 
 from gateway.errors import BadRequest
+from gateway.prompt.conversation import sure_texts, turns
 from gateway.prompt.normalize import (
     RAW_ARGUMENTS,
     arguments_object,
     fit,
     fit_kwargs,
-    sure_texts,
     thinking_switch,
     tool_dict,
-    turns,
 )
 from gateway.prompt.probe import Capabilities
 from gateway.request import Message, ToolCall, ToolSpec
@@ -371,10 +370,10 @@ def test_thoughts_may_be_parts_of_the_content() -> None:
 
 def test_a_thought_s_end_in_an_answer_is_noted_where_the_template_takes_it_for_one() -> None:
     answer = Message("assistant", "a</think>b")
-    assert notes(answer, can=replace(ALL, cuts_answers=True)) == (
+    assert notes(answer, can=replace(ALL, cuts_at=frozenset({"</think>"}))) == (
         "messages[0]: what stands before </think> is a thought to the template",
     )
-    assert notes(answer) == notes(Message("user", "a</think>b"), can=replace(ALL, cuts_answers=True)) == ()
+    assert notes(answer) == notes(Message("user", "a</think>b"), can=replace(ALL, cuts_at=frozenset({"</think>"}))) == ()
 
 
 NINE = replace(ALL, call_ids="nine")
