@@ -39,7 +39,7 @@ _REFUSED: Mapping[str, str] = {
     ),
 }
 
-# Names of the gateway's own, of those that render templates and of the sandbox. Special tokens (`bos_token`) end in `_token`.
+# Names of the gateway's own, of those that render templates and of the sandbox.
 RESERVED_KWARGS = frozenset(
     (
         *("messages", "conversation", "tools", "functions", "documents", "chat_template", "template", "tokenize"),
@@ -49,6 +49,7 @@ RESERVED_KWARGS = frozenset(
         *("self", "loop", "caller", "varargs", "kwargs"),
     )
 )
+_RESERVED_ENDS = ("_token", "tools", "functions", "documents")  # special tokens, and by which templates list tools another way
 
 
 def invalid(param: str, why: str) -> BadRequest:
@@ -123,7 +124,7 @@ def template_kwargs(param: str, kwargs: Mapping[str, Any], limits: Limits) -> No
     for name, value in kwargs.items():
         if not _KWARG_NAME.fullmatch(name):
             raise invalid(param, f"{shown(name)} is no name for a template argument")
-        if name in RESERVED_KWARGS or name.endswith("_token"):
+        if name in RESERVED_KWARGS or name.endswith(_RESERVED_ENDS):
             raise BadRequest(f"'{param}.{name}' is not accepted: the gateway sets it.", param=f"{param}.{name}")
         if isinstance(value, (dict, list)):
             raise invalid(f"{param}.{name}", "must be a string, a number, a boolean or null")

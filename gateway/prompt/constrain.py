@@ -11,7 +11,7 @@ from dataclasses import replace
 from gateway.formats.base import CallSyntax
 from gateway.prompt.conversation import Turn
 from gateway.prompt.normalize import arguments_object, broken_note, tool_dict
-from gateway.prompt.probe import Support
+from gateway.prompt.rig import Support
 from gateway.request import CallAnswer, GenerateRequest, ToolCall, ToolSpec
 from gateway.wire import jsonio
 

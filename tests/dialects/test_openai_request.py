@@ -206,6 +206,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages", "the gateway sets it"),
     ({"chat_template_kwargs": {"loop": "x"}}, "chat_template_kwargs.loop", "the gateway sets it"),
     ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "the gateway sets it"),
+    ({"chat_template_kwargs": {"custom_tools": ""}}, "chat_template_kwargs.custom_tools", "the gateway sets it"),
+    ({"chat_template_kwargs": {"available_tools": True}}, "chat_template_kwargs.available_tools", "the gateway sets it"),
     ({"chat_template_kwargs": {"image_token": "x"}}, "chat_template_kwargs.image_token", "the gateway sets it"),
     ({"chat_template_kwargs": {"a b\n": 1}}, "chat_template_kwargs", "is no name for a template argument"),
     ({"chat_template_kwargs": {"docs": ["x"]}}, "chat_template_kwargs.docs", "must be a string, a number"),

@@ -31,6 +31,7 @@ def test_the_tools_come_first_and_are_the_same_text_in_every_turn() -> None:
     head = statement((F, G), SYNTAX)
     assert stated(USER) == [("system", head), ("user", "u")]
     assert stated(Message("system", "s"), USER) == [("system", f"{head}\n\ns"), ("user", "u")]
+    assert stated(Message("system", " "), USER) == [("system", head), ("user", "u")]
     assert stated(Message("developer", "d"), USER) == [("developer", f"{head}\n\nd"), ("user", "u")]
 
 
