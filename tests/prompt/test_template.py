@@ -36,7 +36,7 @@ def refusal(source: str, limits: Limits | None = None, **variables: Any) -> str:
         ("{{ m | tojson(ensure_ascii=true) }}", '{"\\u00e9": "<\'&>", "n": null, "l": [1, 2.5, true]}'),
         ("{{ strftime_now('%d %B %Y') }}", "14 March 2026"),
         ("{% set ns = namespace(x=1) %}{% for i in range(3) %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}", "4"),
-        ("{{ dict(a=1).a }}{{ dict.fromkeys('ab') | length }}", "12"),
+        ("{{ dict(a=1).a }}{{ dict({'b': 2}, c=3) | tojson }}{{ dict([('d', 4)]).d }}", '1{"b": 2, "c": 3}4'),
         ("{{ 'a' ~ 1 ~ none ~ missing }}|{{ missing }}", "a1None|"),
         ("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('ab') }}", "abab"),
         ("{% macro box() %}[{{ caller() }}]{% endmacro %}{% call box() %}x{% endcall %}", "[x]"),
@@ -47,7 +47,7 @@ def refusal(source: str, limits: Limits | None = None, **variables: Any) -> str:
         ("{{ 2 * 3 }}{{ [1] * 2 }}{{ 2 ** 3 }}{{ true }}", "6[1, 1]8True"),
         ("{{ [1] + [2] }}{{ 'a' + 'b' }}{{ 1 + 1 }}{{ 5 % 3 }}", "[1, 2]ab22"),
         ("{{ 'a-b'.split('-')[1].upper() }}{{ m.get('n') }}{{ m.items() | list | length }}", "BNone3"),
-        ("{{ 'aXb' | replace('X', '--') }}{{ 'a' | indent(2, true) }}{{ 'l' | center(3) }}", "a--b  a l "),
+        ("{{ 'aXb' | replace('X', '--') }}{{ 'a' | indent(2, true) }}{{ 'l'.center(3) }}", "a--b  a l "),
         ("{% filter upper %}x{{ 'y' }}{% endfilter %}", "XY"),
         ("{{ [3, 1] | sort | first }}{{ [1, 2] | sum }}{{ ['b', 'a'] | join(attribute='x') }}", "13"),
         ("{{ '' ~ [1, {'a': 'b'}] }}", "[1, {'a': 'b'}]"),
@@ -73,8 +73,12 @@ def test_every_name_of_the_sandbox_is_refused_to_clients() -> None:
         ("{% block x %}{% endblock %}", "uses block"),
         ("{{ x | no_such_filter }}", "No filter named"),
         ("{{ x | random }}", "No filter named"),
+        ("a\n{{ x is test }}", "line 2: No test named 'test'"),
+        ("{% autoescape true %}{% endautoescape %}", "line 1 uses autoescape"),
+        ("{{ 1e999 }}", "line 1 has a number that is too large"),
+        ("{{ a }}" * 5000, "more than 5000 parts"),
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "does not compile"),
-        ("x" * (MAX_TEMPLATE_CHARS + 1), "1000001 characters"),
+        ("x" * (MAX_TEMPLATE_CHARS + 1), f"{MAX_TEMPLATE_CHARS + 1} characters"),
     ],
 )
 def test_what_does_not_compile_is_a_fault_of_the_model(source: str, says: str) -> None:
@@ -87,6 +91,32 @@ def test_the_template_s_own_words_reach_the_client() -> None:
         "The model's chat template refuses these messages: Only user, please: é"
     )
     assert refusal("{{ raise_exception('x' * 1000) }}").endswith("xxx…")
+
+
+@pytest.mark.parametrize("source", ["{{ x | unique }}", "{% if x %}{{ x | unique }}{% endif %}"])
+def test_what_templates_may_not_use_is_named(source: str) -> None:
+    with pytest.raises((BadRequest, ModelFileError), match="No filter named 'unique'"):
+        render(source, x=[1])
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{{ 'a'.expandtabs(2) }}", "'expandtabs' of str is not among what chat templates may use"),
+        ("{{ [].append(1) }}", "'append' of list is not among"),
+        ("{{ {}.fromkeys('a') }}", "'fromkeys' of dict is not among"),
+        ("{{ dict.fromkeys('a') }}", "'fromkeys' of type is not among"),
+        ("{{ range(3).count(1) }}", "'count' of range is not among"),
+        ("{{ '\\ud800' }}", "it writes a lone surrogate, which is half a character"),
+        ("{{ x }}", "it writes a lone surrogate, which is half a character"),
+    ],
+)
+def test_what_is_refused_is_named(source: str, says: str) -> None:
+    assert f"cannot render this: {says}" in refusal(source, x="\ud800")
+
+
+def test_a_refusal_can_be_sent() -> None:
+    assert refusal("{{ raise_exception('a\\ud800b') }}").endswith("refuses these messages: a?b")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +145,7 @@ def test_faults_and_forbidden_things_are_bad_requests(source: str) -> None:
     assert refusal(source, messages=[{"content": "x"}])
 
 
-SMALL = Limits(steps=2000, message_steps=10, made_chars=20_000, value_chars=4000, items=500, number_bits=64, padding=100)
+SMALL = Limits(steps=2000, message_steps=10, made_bytes=20_000, value_bytes=4000, items=500, number_bits=64, padding=100)
 
 
 @pytest.mark.parametrize(
@@ -123,35 +153,41 @@ SMALL = Limits(steps=2000, message_steps=10, made_chars=20_000, value_chars=4000
     [
         ("{% for a in range(100) %}{% for b in range(100) %}{% endfor %}{% endfor %}", "more than 2000 steps"),
         ("{% for a in range(3000) if false %}{% endfor %}", "more than 2000 steps"),
-        ("{% macro m() %}{% endmacro %}{% for a in range(1500) %}{{ m() }}{% endfor %}", "more than 2000 steps"),
-        ("{{ range(3000) | map('string') | list | length }}", "more than 2000 steps"),
+        ("{% macro m() %}{% endmacro %}{% for a in range(900) %}{{ m() }}{% endfor %}", "more than"),
+        ("{{ range(3000) | map('string') | list | length }}", "more than"),
         ("{{ 'x'.join(range(3000) | map('string')) }}", "more than"),
-        ("{% for a in range(100) %}" + "x" * 50 + "{% endfor %}", "writes more than 4000 characters"),
-        ("{% set x %}{% for a in range(600) %}" + "y" * 50 + "{% endfor %}{% endset %}", "more than 20000 characters"),
+        ("{% for a in range(100) %}" + "x" * 50 + "{% endfor %}", "writes more than 4000 bytes"),
+        ("{% set x %}{% for a in range(600) %}" + "y" * 50 + "{% endfor %}{% endset %}", "more than 20000 bytes"),
         ("{% macro m() %}" + "x" * 50 + "{% endmacro %}{% for a in range(500) %}{{ m() }}{% endfor %}", "writes more than 4000"),
-        ("{{ 'ab' * 2001 }}", "more than 4000 characters"),
-        ("{{ 2001 * 'ab' }}", "more than 4000 characters"),
+        ("{{ 'ab' * 2001 }}", "more than 4000 bytes"),
+        ("{{ 2001 * 'ab' }}", "more than 4000 bytes"),
         ("{{ [1, 2] * 251 }}", "more than 500 items"),
         ("{{ [1] * 400 + [1] * 400 }}", "more than 500 items"),
         ("{{ range(600) | list }}", "more than 500 items"),
-        ("{{ x + x }}", "more than 4000 characters"),
-        ("{{ x ~ x }}", "more than 4000 characters"),
-        ("{{ [x, x] }}", "more than 4000 characters"),
-        ("{{ [x, x] | join }}", "more than 4000 characters"),
-        ("{{ [x, x] | tojson }}", "more than 4000 characters"),
-        ("{{ {x: x} | string }}", "more than 4000 characters"),
-        ("{{ '%s%s' % (x, x) }}", "more than 4000 characters"),
-        ("{{ '{}{}'.format(x, x) }}", "more than 4000 characters"),
-        ("{{ x.replace('a', 'bb') }}", "more than 4000 characters"),
-        ("{{ x | replace('a', 'bb') }}", "more than 4000 characters"),
-        ("{{ ('\\n' * 100) | indent('x' * 90) }}", "more than 4000 characters"),
-        ("{{ range(90) | list | join('x' * 90) }}", "more than 4000 characters"),
-        ("{{ range(90) | map('string') | join('x' * 90) }}", "more than 4000 characters"),
-        ("{{ ('x' * 90).join(range(90) | map('string')) }}", "more than 4000 characters"),
+        ("{{ x + x }}", "more than 4000 bytes"),
+        ("{{ x ~ x }}", "more than 4000 bytes"),
+        ("{{ [x, x] }}", "more than 4000 bytes"),
+        ("{{ [x, x] | join }}", "more than 4000 bytes"),
+        ("{{ [x, x] | tojson }}", "more than 4000 bytes"),
+        ("{{ {x: x} | string }}", "more than 4000 bytes"),
+        ("{{ '%s%s' % (x, x) }}", "more than 4000 bytes"),
+        ("{{ '{}{}'.format(x, x) }}", "more than 4000 bytes"),
+        ("{{ x.replace('a', 'bb') }}", "more than 4000 bytes"),
+        ("{{ x | replace('a', 'bb') }}", "more than 4000 bytes"),
+        ("{{ ('\\n' * 100) | indent('x' * 90) }}", "more than 4000 bytes"),
+        ("{{ range(90) | list | join('x' * 90) }}", "more than 4000 bytes"),
+        ("{{ range(90) | map('string') | join('x' * 90) }}", "more than 4000 bytes"),
+        ("{{ ('x' * 90).join(range(90) | map('string')) }}", "more than 4000 bytes"),
         ("{% set ns = namespace(l=['x']) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}", "steps"),
-        ("{{ 'a'.ljust(101) }}", "ljust is asked for more than 100"),
-        ("{{ 'a' | center(101) }}", "center is asked for more than 100"),
-        ("{{ [1] | batch(101, 0) | list }}", "batch is asked for more than 100"),
+        ("{{ 'a'.ljust(101) }}", "asked to fill more than 100 places"),
+        ("{{ 'a'.center(width=101) }}", "asked to fill more than 100 places"),
+        ("{{ 'a' | indent(first=true, width=101) }}", "asked to fill more than 100 places"),
+        ("{% for i in range(9) %}{% set y = x[1:] %}{% endfor %}", "more than 20000 bytes"),
+        ("{{ ('é' * 2000).upper() ~ '€' }}", "more than 4000 bytes"),
+        ("{{ [3] | sum(start='') }}", "sum adds numbers only"),
+        ("{{ [[1]] | map(attribute='x' * 201) | list }}", "a name is not a text of up to 200 characters"),
+        ("{{ ['a'] | map(' charge') | list }}", "a name is not a text of up to 200 characters"),
+        ("{{ {9223372036854775807: 1}[9223372036854775807 + 0] }}", "a key is a number of more than 60 bits"),
         ("{{ '%99999d' % 1 }}", "unbounded width"),
         ("{{ '%*d' % (9, 1) }}", "unbounded width"),
         ("{{ '{:99999}'.format(1) }}", "unbounded width"),
@@ -163,7 +199,7 @@ SMALL = Limits(steps=2000, message_steps=10, made_chars=20_000, value_chars=4000
         ("{{ [1] | tojson(indent=17) }}", "spacing of more than 16"),
         ("{{ [1] | tojson(indent='                 ') }}", "spacing of more than 16"),
         ("{{ [1] | tojson(separators=(',', '                 ')) }}", "spacing of more than 16"),
-        ("{% for i in range(1000) %}{% set y = x ~ '' %}{% endfor %}", "more than 20000 characters"),
+        ("{% for i in range(1000) %}{% set y = x ~ '' %}{% endfor %}", "more than 20000 bytes"),
     ],
 )  # fmt: skip
 def test_no_template_takes_more_than_its_budget(source: str, says: str) -> None:
@@ -175,7 +211,7 @@ def test_no_template_takes_more_than_its_budget(source: str, says: str) -> None:
 def test_a_long_conversation_has_more_steps() -> None:
     source = "{% for m in messages %}{% for i in range(9) %}{% endfor %}{% endfor %}"
     assert "more than 2710 steps" in refusal(source, Limits(steps=10, message_steps=9), messages=[{}] * 300)
-    assert render(source, Limits(steps=10, message_steps=11), messages=[{}] * 300) == ""
+    assert render(source, Limits(steps=10, message_steps=12), messages=[{}] * 300) == ""
 
 
 @pytest.mark.parametrize(
@@ -224,6 +260,19 @@ def test_a_render_within_its_time_is_not_stopped() -> None:
         ("{{ 'abc'[1:] }}{{ 'abc'[::-1].upper() }}{{ [1, 2, 3][-2:][0] }}{{ m['x'][:1] }}", "bcCBA2v"),
         ("{{ (1 if 2 in [2] else 3) ~ ('a' == 'a') ~ 'abc'[:2 if 1 < 2 else 1] }}", "1Trueab"),
         ("{% for i in [1, 2, 3][1:] if i != 2 %}{{ i }}{% endfor %}{% set a = 'xy'[0:1] %}{{ a }}", "3x"),
+        ("{{ 1 < 2 > 3 }}{{ 3 >= 3 <= 4 != 5 }}{{ 1 > 2 > m.no }}", "FalseTrueFalse"),
+        (
+            "{{ {m.x: 1, 'b': 2}['value'] }}{{ m['x'] }}{{ [1, 2][m.x | length - 4] }}{{ (1, 2)[::2] }}{{ 'a' in m }}",
+            "1value2(1,)False",
+        ),
+        ("{% set a %}x{{ m.x }}{% endset %}{{ a }}{% set b | upper %}y{% endset %}{{ b }}", "xvalueY"),
+        ("{{ 'a' in ['b', 'a'] | map('upper') }}{{ 'A' in ['b', 'a'] | map('upper') }}{{ 2 in range(3) }}", "FalseTrueTrue"),
+        ("{{ '%d%% of %(a)s'.replace('%d%% of ', '') % {'a': 1} }}{{ '{{{0}}} {a}'.format(1, a=2) }}", "1{1} 2"),
+        ("{{ '%s %5.1f|%-3d|' % ('a', 2.25, 7) }}{{ '%s' | format('b') }}{{ '%(k)s' | format(k=3) }}", "a   2.2|7  |b3"),
+        ("{{ 'a,b,c'.rsplit(',', maxsplit=1) }}{{ ' a b'.split() }}{{ 'a.b'.rpartition('.')[0] }}", "['a,b', 'c']['a', 'b']a"),
+        ("{{ 'xay'.strip('xy') }}{{ 'aba'.rfind('a') }}{{ 'ab'.startswith(('b', 'a')) }}{{ ['a', 'b'].index('b') }}", "a2True1"),
+        ("{{ [3, 1, 2] | sort(reverse=true) }}{{ [1, 2] | max }}{{ m | dictsort }}", "[3, 2, 1]2[('x', 'value')]"),
+        ("{{ 7 is divisibleby 7 }}{{ 3 is odd }}{{ 'a' is lower }}{{ 1 is in [1] }}{{ 2 is gt 1 }}", "TrueTrueTrueTrueTrue"),
     ],
 )
 def test_counting_changes_no_value(source: str, text: str) -> None:

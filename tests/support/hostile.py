@@ -17,6 +17,15 @@ TRICKS: Mapping[str, str] = {
     "indent": "{{ [[[1]]] | tojson(indent=100000000) }}",
     "escape": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "slow": SLOW,
+    "compare": "{% set a = 'a' * 15000000 %}{% set b = a ~ 'b' %}{% set c = a ~ 'c' %}{{ c in [b] * 20000 }}",
+    "double": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}",
+    "search": "{{ ('a' * 1600000).rfind('a' * 400000 ~ 'b' ~ 'a' * 400000) }}",
+    "number": "{{ ('1' * 1000000) | replace(1, 'x' * 10000) }}",
+    "fields": "{{ ('%(a)9999d' * 120000) % {'a': 1} }}",
+    "key": "{% set ns = namespace(a=(1,)) %}{% for i in range(40) %}{% set ns.a = (ns.a, ns.a) %}{% endfor %}{{ {ns.a: 1} }}",
+    "surrogate": "{{ '\\ud800' }}",
+    "refusal": "{{ raise_exception('\\ud800') }}",
 }
 
 
