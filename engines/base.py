@@ -4,7 +4,7 @@ An adapter is pure: it says what to send and reads what came. The connection bel
 for each kind, one `Reader` for each attempt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -13,6 +13,9 @@ import msgspec
 from gateway.errors import GatewayError
 from gateway.request import Constraint, Delta, FinishReason, GenerateRequest, Usage
 from gateway.wire.sse import SseEvent
+
+MAX_COUNT = 1 << 40
+"""Tokens. An engine that counts more of them counts wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +39,17 @@ class Traits:
 class Work:
     """One attempt's work for an engine. `model` is the name that the engine knows (None: its only one).
 
-    `ids` is the prompt; empty for an engine that templates itself, which is given `request.body` instead. `visible` are the texts
-    of special tokens that the answer's format needs to see: markers and stop tokens. `choice` numbers the answers of one request
+    `ids` is the prompt; empty for an engine that templates itself, which is given `request.body` instead. `stop_texts` are the
+    stop ids' own texts, `special_ids` the vocabulary's special tokens. `visible` are the texts of those that the answer's format
+    needs to see: markers and stop tokens. `choice` numbers the answers of one request
     (`n`, and tries beyond them): an engine that makes one answer at a time is asked `n` times, each with its own seed.
     """
 
     request: GenerateRequest
     ids: Sequence[int] = ()
     stop_ids: frozenset[int] = frozenset()
+    stop_texts: Mapping[int, str] = field(default_factory=dict)
+    special_ids: Collection[int] = ()
     visible: tuple[str, ...] = ()
     constraint: Constraint | None = None
     max_tokens: int | None = None
@@ -69,9 +75,10 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     """One event of an engine's answer.
 
     `tokens` counts the generated tokens that it carries, visible or not (0 for progress chunks). `ids` are complete or
-    None. `stop_id` is set where one of the work's stop ids was generated: the turn ends before it, its own text is in no chunk.
-    It may come one event after its token is counted, with `finish`, so that the usage and the connection are not lost.
-    It is not among `ids` either. `logprobs`, where the request asks for them, has an entry for each id, `stop_id` last.
+    None. `stop_id` is set where one of the work's stop ids was generated, or an end of turn that only the engine knows: the turn
+    ends before it, its own text is in no chunk, and it is not among `ids`. It may come one event after its token is counted, with
+    `finish`, so that the usage and the connection are not lost. `logprobs`, where the request asks for them, has an entry for
+    each id, `stop_id` last. `usage` is what the engine said, though no counts are like that: `Tally` looks at them.
     `deltas` and `raw` come from engines that parse themselves: what the event says, and the event's own data.
     """
 

@@ -9,11 +9,11 @@ a character took several tokens for the last of them, the one that ends the turn
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from engines.base import Call, Chunk, EngineFinish, EngineInfo, TokenLogprob, Traits, Work
+from engines.base import MAX_COUNT, Call, Chunk, EngineFinish, EngineInfo, TokenLogprob, Traits, Work
 from engines.events import mended, read
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
@@ -69,7 +69,8 @@ class LlamaCpp:
 
     def reader(self, work: Work) -> "LlamaCppReader":
         """A fresh reader."""
-        return LlamaCppReader(work.stop_ids, work.visible, top_logprobs=work.request.logprobs or 0)
+        stops = {token: work.stop_texts.get(token, "") for token in work.stop_ids}
+        return LlamaCppReader(stops, top_logprobs=work.request.logprobs or 0)
 
     def error(self, status: int, body: bytes) -> GatewayError:
         """503 while the model loads; `exceed_context_size_error` with both sizes."""
@@ -143,7 +144,7 @@ class _Step(msgspec.Struct, gc=False):
     content: str = ""
     tokens: list[int] = []
     stop: bool = False
-    tokens_predicted: int = 0
+    tokens_predicted: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] = 0
     tokens_evaluated: int = 0
     stop_type: str = ""
     timings: _Timings | None = None
@@ -178,13 +179,14 @@ class LlamaCppReader:
     for an answer that the gateway ends early.
 
     A stop id is reported one event later than it is seen: where llama.cpp knows it as an end of turn too, that event is the end,
-    with the engine's own usage, and the connection can be used again; elsewhere it is the next token, which is dropped.
+    with the engine's own usage, and the connection can be used again; elsewhere it is the next token, which is dropped. Its text
+    is in the stream where the call made it visible, or all special tokens are (`--special`).
     """
 
-    def __init__(self, stop_ids: frozenset[int], visible: Sequence[str], *, top_logprobs: int = 0) -> None:
-        self._stop_ids = stop_ids
+    def __init__(self, stops: Mapping[int, str], *, top_logprobs: int = 0) -> None:
+        """`stops` has the text of each stop id."""
+        self._stops = stops
         self._top_logprobs = top_logprobs
-        self._visible = sorted(visible, key=len, reverse=True)
         self._predicted = 0
         self._cached = 0
         self._stop_id: int | None = None
@@ -212,11 +214,14 @@ class LlamaCppReader:
             raise EngineBroke("The engine's count of tokens fell.")
         self._predicted = step.tokens_predicted
         text, tokens = step.content, step.tokens
-        if rise and not self._stop_ids.isdisjoint(tokens):
-            self._stop_id = next(token for token in tokens if token in self._stop_ids)
-            text = self._before_stop(text)
+        stops = self._stops
+        if rise and not stops.keys().isdisjoint(tokens):
+            self._stop_id = next(token for token in tokens if token in stops)
+            text = text.removesuffix(stops[self._stop_id])
         ids = tuple(tokens) if len(tokens) == rise else None
-        told = step.completion_probabilities
+        told = step.completion_probabilities or ()
+        if len(told) > rise:
+            raise EngineBroke("The engine sent log probabilities of more tokens than it counts.")
         return Chunk(text=text, tokens=rise, ids=ids, logprobs=self._logprobs(told) if told else ())
 
     def _logprobs(self, told: Sequence[_Probability]) -> tuple[TokenLogprob, ...]:
@@ -227,10 +232,6 @@ class LlamaCppReader:
                 for token in told
             ]
         )
-
-    def _before_stop(self, text: str) -> str:
-        """The text of a chunk whose last token ends the turn, without that token's own text where it was made visible."""
-        return next((text.removesuffix(shown) for shown in self._visible if text.endswith(shown)), text)
 
     def _end(self, step: _Step) -> Chunk:
         reason = _FINISH.get(step.stop_type)

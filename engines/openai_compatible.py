@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from engines.base import Call, Chunk, EngineFinish, EngineInfo, Traits, Work
+from engines.base import MAX_COUNT, Call, Chunk, EngineFinish, EngineInfo, Traits, Work
 from engines.events import mended, read
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError, shown
@@ -248,9 +248,10 @@ class OpenAiReader:
         return deltas
 
     def _tokens(self, choice: int, usage: _Usage | None) -> int:
-        """The tokens of an event that bears any: one, unless the engine counts along."""
+        """The tokens of an event that bears any: one, unless the engine counts along, and could be right."""
         counted = self._counted.get(choice, 0)
-        tokens = 1 if usage is None else max(1, (usage.completion_tokens or 0) - counted)
+        said = (usage.completion_tokens if usage is not None else None) or 0
+        tokens = said - counted if counted < said <= MAX_COUNT else 1
         self._counted[choice] = counted + tokens
         return tokens
 

@@ -8,8 +8,9 @@ vLLM's own route for ids, `/inference/v1/generate`, is left alone: a server must
 says nothing that this one does not.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -30,7 +31,8 @@ _FINISH: Mapping[str, FinishReason] = {
     "length": "length",
     "repetition": "length",  # it cut an answer that went in circles
 }
-_ID = "token_id:"
+_MAX_ID = 2**31 - 1
+_NAMED = re.compile("token_id:([0-9]{1,10})")
 
 
 class Vllm:
@@ -71,7 +73,7 @@ class Vllm:
 
     def reader(self, work: Work) -> "VllmReader":
         """A fresh reader."""
-        return VllmReader(work.request.logprobs)
+        return VllmReader(work.stop_ids, work.special_ids, alternatives=work.request.logprobs)
 
     def error(self, status: int, body: bytes) -> GatewayError:
         """Nested under `error`. A stream has begun before vLLM looks at most fields, so that most refusals come in it."""
@@ -128,7 +130,8 @@ class _Logprobs(msgspec.Struct, gc=False):
 
 
 class _Choice(msgspec.Struct, gc=False):
-    token_ids: list[int] | None = None
+    index: int = 0
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=_MAX_ID)]] | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -174,10 +177,16 @@ _TOKENS = Decoder(_Tokens)
 
 class VllmReader:
     """Reads one stream. Its last tokens are held until the end mark: the usage comes after them, with what was cached, and the
-    connection can be used again."""
+    connection can be used again.
 
-    def __init__(self, alternatives: int | None) -> None:
+    The id that ended the turn is a stop id, whether the limit was reached with it or not, or a special token that only vLLM knows
+    for an end. Any other is part of the answer, whatever vLLM stopped for.
+    """
+
+    def __init__(self, stop_ids: frozenset[int], special_ids: Collection[int], *, alternatives: int | None) -> None:
         """`alternatives` as the request's `logprobs`."""
+        self._stop_ids = stop_ids
+        self._special_ids = special_ids
         self._alternatives = alternatives
         self._last: Chunk | None = None
         self.done = False
@@ -196,36 +205,38 @@ class VllmReader:
         if said.error is not None:
             raise failure_in_stream(said.error)
         if said.choices:
-            return self._token(said.choices)
+            return self._answer(said.choices)
         if said.usage is None:
             raise EngineBroke("The engine sent an event that says nothing.")
         if self._last is not None:
             self._last = msgspec.structs.replace(self._last, usage=_usage(said.usage))
         return None
 
-    def _token(self, choices: list[_Choice]) -> Chunk | None:
-        if len(choices) > 1 or self._last is not None:
+    def _answer(self, choices: Sequence[_Choice]) -> Chunk | None:
+        """The tokens of an event; None for the last, which are held."""
+        choice = choices[0]
+        if len(choices) > 1 or choice.index != 0 or self._last is not None:
             raise EngineBroke("The engine sent more than the one answer that it was asked for.")
-        (choice,) = choices
         if choice.token_ids is None:
             raise EngineBroke("The engine streams no token ids: it is no vLLM that knows `return_token_ids`.")
         ids = tuple(choice.token_ids)
         logprobs = () if self._alternatives is None else _logprobs(ids, choice.logprobs, self._alternatives)
+        chunk = Chunk(tokens=len(ids), ids=ids, logprobs=logprobs)
         if choice.finish_reason is None:
-            return Chunk(tokens=len(ids), ids=ids, logprobs=logprobs)
-        reason = _FINISH.get(choice.finish_reason)
-        if reason is None:
-            raise EngineBroke(f"The engine ended the answer with the reason {shown(choice.finish_reason)}.")
-        # The id that stopped it may be one that only vLLM knows for an end of turn: it is none of the answer all the same.
-        stop_id = ids[-1] if ids and reason == "stop" else None
-        self._last = Chunk(
-            tokens=len(ids),
-            ids=ids if stop_id is None else ids[:-1],
-            stop_id=stop_id,
-            finish=EngineFinish(reason),
-            logprobs=logprobs,
-        )
+            return chunk
+        self._last = self._ended(chunk, ids, choice.finish_reason)
         return None
+
+    def _ended(self, chunk: Chunk, ids: tuple[int, ...], why: str) -> Chunk:
+        """The last tokens, with the end, and without the id that ended the turn."""
+        reason = _FINISH.get(why)
+        if reason is None:
+            raise EngineBroke(f"The engine ended the answer with the reason {shown(why)}.")
+        finish = EngineFinish(reason)
+        last = ids[-1] if ids else None
+        if last in self._stop_ids or (reason == "stop" and last in self._special_ids):
+            return msgspec.structs.replace(chunk, ids=ids[:-1], stop_id=last, finish=finish)
+        return msgspec.structs.replace(chunk, finish=finish)
 
 
 def _usage(usage: _Usage) -> Usage:
@@ -241,16 +252,16 @@ def _logprobs(ids: Sequence[int], said: _Logprobs | None, alternatives: int) -> 
     entries = []
     for token, logprob, names in zip(ids, said.token_logprobs, said.top_logprobs, strict=True):
         likeliest = sorted(names.items(), key=lambda each: -each[1])[:alternatives]
-        entries.append(TokenLogprob(token, logprob, tuple([(_id(name), other) for name, other in likeliest])))
+        entries.append(TokenLogprob(token, logprob, tuple([(_named(name), other) for name, other in likeliest])))
     return tuple(entries)
 
 
-def _id(name: str) -> int:
-    """The id in `token_id:57`."""
-    digits = name.removeprefix(_ID)
-    if not digits.isdecimal():
+def _named(name: str) -> int:
+    """The id in `token_id:57`, which is how an alternative is named where ids are asked for."""
+    found = _NAMED.fullmatch(name)
+    if found is None or (token := int(found[1])) > _MAX_ID:
         raise EngineBroke("The engine named a token by its text, not by its id.")
-    return int(digits)
+    return token
 
 
 def _said(decoder: Decoder[T], bodies: Sequence[bytes]) -> T | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from engines.base import Chunk, TokenLogprob
+from engines.base import MAX_COUNT, Chunk, TokenLogprob
 from gateway.errors import AnswerRefused
 from gateway.formats.base import Parser
 from gateway.leak import Leaks
@@ -58,12 +58,26 @@ class Tally:
         self.finish_reason: FinishReason | None = None
         self.usage = Usage(prompt_tokens=prompt_tokens)
 
+    def engine_counts(self, usage: Usage) -> None:
+        """Takes the engine's counts, but for those that none can be: negative ones, and ones beyond MAX_COUNT. For these what was
+        known stays, and the failure `bad_usage` is counted; the answer is not lost for them. (A streamed event of an engine that
+        parses itself passes as it is.)"""
+        known, said = _counts(self.usage), _counts(usage)
+        taken = [new if 0 <= new <= MAX_COUNT else old for old, new in zip(known, said, strict=True)]
+        if tuple(taken) != said:
+            self.failures["bad_usage"] += 1
+        self.usage = Usage(*taken)
+
     def final_usage(self) -> Usage:
         """The engine's counts where it gave them, ours where it did not, with our count of the thought's tokens."""
         usage = self.usage
         completion = max(usage.completion_tokens, self.tokens)
         reasoning = usage.reasoning_tokens or min(self.reasoning_tokens, completion)
         return Usage(usage.prompt_tokens, completion, usage.cached_tokens, reasoning)
+
+
+def _counts(usage: Usage) -> tuple[int, int, int, int]:
+    return usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens
 
 
 class Checker(Protocol):
@@ -77,8 +91,8 @@ class AnswerReader:
     """Reads the chunks of one choice of an engine that the gateway rendered for.
 
     `detokenizer` is given where the engine streams every id: the text is then made of the ids. `data_of`, a token's bytes, is
-    given where the client wants the tokens too. `leaks` counts stop tokens that came through. `one_call`: the client forbade
-    parallel calls, so that the answer ends before a second.
+    given where the client wants the tokens too. `leaks` finds tokens that have no place in an answer. `one_call`: the client
+    forbade parallel calls, so that the answer ends before a second.
     """
 
     def __init__(
@@ -112,7 +126,7 @@ class AnswerReader:
         tally = self.tally
         tally.tokens += chunk.tokens
         if chunk.usage is not None:
-            tally.usage = chunk.usage
+            tally.engine_counts(chunk.usage)
         deltas = self._parsed(chunk)
         if chunk.tokens and any(type(delta) is ReasoningText for delta in deltas):
             tally.reasoning_tokens += chunk.tokens
@@ -124,7 +138,7 @@ class AnswerReader:
         if self._one_call:
             deltas = self._until_second_call(deltas)
         if self._leaks is not None and (leaked := self._leaks(chunk, deltas)):
-            tally.failures["stop_leak"] += leaked
+            tally.failures.update(leaked)
         if self._data_of is not None and chunk.tokens:
             deltas = [_shown(chunk, self._data_of), *deltas]
         return self._judged(deltas) if deltas else deltas
@@ -241,11 +255,14 @@ class PassedReader:
         self.ended = False
 
     def read(self, chunk: Chunk) -> Sequence[Delta]:
-        """The chunk's own deltas and, at the end, the `Finish`. Raises AnswerRefused where the rules say so."""
+        """The chunk's own deltas and, at the end, the `Finish`; after it only usage is read. Raises AnswerRefused where the rules
+        say so."""
         tally = self.tally
-        tally.tokens += chunk.tokens
         if chunk.usage is not None:
-            tally.usage = chunk.usage
+            tally.engine_counts(chunk.usage)
+        if self.ended:
+            return ()
+        tally.tokens += chunk.tokens
         for delta in chunk.deltas:
             kind = type(delta)
             if kind is ContentText:
@@ -255,7 +272,7 @@ class PassedReader:
                 tally.reasoning_tokens += chunk.tokens
             else:
                 self._called(delta)
-        if chunk.finish is None or self.ended:
+        if chunk.finish is None:
             return chunk.deltas
         self.ended = True
         tally.finish_reason = chunk.finish.reason

@@ -92,6 +92,7 @@ class Attempt:
         model = self._member.engine_model
         if prompt is None or job.model.rendered is None:
             return Work(request=job.request, model=model)
+        tokenizer = job.model.rendered.prompter.tokenizer
         form = job.model.rendered.format_for(bool(job.request.offered))
         constraint = prompt.constraint
         if constraint is not None and (closer := form.open_thought(prompt.tail)) is not None:
@@ -100,6 +101,8 @@ class Attempt:
             request=job.request,
             ids=prompt.ids,
             stop_ids=prompt.stop_ids,
+            stop_texts={token: tokenizer.text_of(token) for token in prompt.stop_ids},
+            special_ids=tokenizer.special_ids.values(),
             visible=form.visible,
             constraint=constraint,
             max_tokens=prompt.max_tokens,

@@ -142,11 +142,12 @@ class PassedCourse:
         seen = False
         for chunk in chunks:
             reader = self._readers.get(chunk.choice) or self._reader(chunk.choice)
-            if chunk.usage is not None:
-                self._job.ledger.engine_usage = chunk.usage
-            if reader.ended and (chunk.deltas or chunk.finish is not None):
-                continue  # after the end of a choice nothing more of it is said
+            ended = reader.ended
             deltas = reader.read(chunk)
+            if chunk.usage is not None:
+                self._job.ledger.engine_usage = reader.tally.usage
+            if ended and (chunk.deltas or chunk.finish is not None):
+                continue  # after the end of a choice nothing more of it is said
             if chunk.deltas and type(chunk.deltas[-1]) is not Tokens:  # which come before what is made of them
                 seen = self._opened = True
             elif chunk.finish is not None:
@@ -182,12 +183,11 @@ class PassedCourse:
 
 
 def _leaks(job: Job, prompt: Prompt, tokenizer: Tokenizer, *, by_ids: bool) -> Leaks | None:
-    """What counts stop tokens in the answer. Where the client wants the answer to go on after them they are no leak."""
-    if job.request.sampling.ignore_eos:
-        return None
+    """What counts tokens that have no place in the answer. Where the client wants it to go on after stop tokens they have one."""
+    stop_ids = frozenset[int]() if job.request.sampling.ignore_eos else prompt.stop_ids
     if by_ids:
-        return leaked_ids(prompt.stop_ids)
-    texts = [text for token_id in prompt.stop_ids if (text := tokenizer.text_of(token_id)) in tokenizer.special_ids]
+        return leaked_ids(stop_ids, tokenizer.vocab_size)
+    texts = [text for token_id in stop_ids if (text := tokenizer.text_of(token_id)) in tokenizer.special_ids]
     return LeakedTexts(texts) if texts else None
 
 

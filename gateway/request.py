@@ -188,6 +188,8 @@ FailureKind = Literal[
     "call_in_reasoning",
     "special_tokens_missing",
     "stop_leak",
+    "unknown_token",
+    "bad_usage",
     "value_too_large",
     "internal",
 ]

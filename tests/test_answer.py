@@ -81,6 +81,18 @@ def test_the_engines_own_end_and_counts() -> None:
     assert answer.tally.finish_reason == "length"
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**40 + 1, 10**30])
+def test_counts_that_none_can_be_are_not_taken_but_counted(wrong: int) -> None:
+    answer = reader()
+    deltas = read(answer, Chunk(usage=Usage(9, 0, 4)), token("a"), end("length", Usage(wrong, wrong, 5, wrong)))
+    assert deltas[-1] == Finish("length", Usage(9, 1, 5, 0))
+    assert answer.tally.failures == {"bad_usage": 1}
+
+
+def test_the_largest_count_is_taken() -> None:
+    assert read(reader(), end("length", Usage(2**40, 0, 0)))[-1] == Finish("length", Usage(2**40, 0, 0))
+
+
 def test_a_stop_id_ends_the_turn_with_our_own_counts() -> None:
     answer = reader()
     deltas = read(answer, token("a"), Chunk(text="b", tokens=2, stop_id=2), token("never"))
@@ -169,6 +181,14 @@ def test_an_engines_own_calls_are_counted_and_checked() -> None:
     assert passed.read(end()) == ()
     assert passed.tally.calls == 1
     assert passed.tally.failures == {"unknown_tool": 1, "invalid_json": 1}
+
+
+def test_an_engines_own_counts_are_read_after_its_end_too_and_checked() -> None:
+    passed = PassedReader(CallChecker(check), rules=AnswerRules())
+    passed.read(end("stop", Usage(5, -1)))
+    assert passed.read(Chunk(usage=Usage(-5, 4))) == ()
+    assert passed.tally.usage == Usage(5, 4)
+    assert passed.tally.failures == {"bad_usage": 2}
 
 
 def test_an_engines_own_bad_calls_can_be_refused() -> None:

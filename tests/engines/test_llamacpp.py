@@ -42,10 +42,9 @@ def work(**changes: Any) -> Work:
     return Work(request=request, **{"ids": PROMPT, "stop_ids": frozenset({END}), "max_tokens": 8, **changes})
 
 
-def recorded(
-    name: str, *, stop_ids: frozenset[int] = frozenset({END}), visible: tuple[str, ...] = (), top_logprobs: int = 0
-) -> list[Chunk]:
-    reader = LlamaCppReader(stop_ids, visible, top_logprobs=top_logprobs)
+def recorded(name: str, *, stop: int = END, text: str = "", top_logprobs: int = 0) -> list[Chunk]:
+    """The chunks of a recorded stream, with this stop id and its text."""
+    reader = LlamaCppReader({stop: text}, top_logprobs=top_logprobs)
     lines = (DATA / f"{name}.jsonl").read_bytes().splitlines()
     chunks = [chunk for line in lines if (chunk := reader.chunk(SseEvent(line))) is not None]
     assert reader.done
@@ -172,7 +171,7 @@ def test_tokens_cut_off_inside_a_character_are_counted() -> None:
 
 
 def test_the_made_up_ids_of_progress_events_are_no_tokens() -> None:
-    chunks = recorded("limit", stop_ids=frozenset({0}))
+    chunks = recorded("limit", stop=0)
     assert chunks[0].tokens == 0
     assert all(chunk.stop_id is None for chunk in chunks)
 
@@ -183,7 +182,7 @@ def test_what_was_cached_is_known_before_the_first_token() -> None:
 
 
 def test_special_tokens_are_counted_whether_shown_or_not() -> None:
-    hidden, shown = recorded("special_invisible"), recorded("special_visible", visible=("<gh_stars>",))
+    hidden, shown = recorded("special_invisible"), recorded("special_visible")
     assert text(hidden) == ""
     assert text(shown) == "<gh_stars><gh_stars>"
     for chunks in (hidden, shown):
@@ -191,9 +190,9 @@ def test_special_tokens_are_counted_whether_shown_or_not() -> None:
         assert counts_add_up(chunks)
 
 
-@pytest.mark.parametrize(("name", "visible"), [("eos", ()), ("eos_visible", ("<x>", "<|im_end|>"))])
-def test_the_end_of_turn_comes_with_the_end_event_and_without_its_text(name: str, visible: tuple[str, ...]) -> None:
-    chunks = recorded(name, visible=visible)
+@pytest.mark.parametrize("name", ["eos", "eos_visible"])
+def test_the_end_of_turn_comes_with_the_end_event_and_without_its_text(name: str) -> None:
+    chunks = recorded(name, text="<|im_end|>")
     assert text(chunks) == ""
     assert [chunk.stop_id for chunk in chunks if chunk.stop_id is not None] == [END]
     end = chunks[-1]
@@ -212,16 +211,24 @@ def test_the_end_of_a_grammar_is_a_stop_though_its_token_is_none_of_ours() -> No
 
 
 def test_a_stop_id_that_the_engine_does_not_know_ends_the_turn_before_it() -> None:
-    *_, first, second, end = recorded("special_visible", stop_ids=frozenset({STARS}), visible=("<gh_stars>",))
+    *_, first, second, end = recorded("special_visible", stop=STARS, text="<gh_stars>")
     assert first == Chunk(tokens=1, ids=(STARS,))
     assert second == Chunk(stop_id=STARS, usage=Usage(prompt_tokens=10, completion_tokens=1, cached_tokens=9))
     assert end.stop_id == STARS
 
 
 def test_text_that_only_spells_the_end_of_turn_is_text() -> None:
-    reader = LlamaCppReader(frozenset({END}), ("<|im_end|>",))
+    reader = LlamaCppReader({END: "<|im_end|>"})
     chunk = reader.chunk(SseEvent(b'{"content":"<|im_end|>","tokens":[50],"tokens_predicted":1}'))
     assert chunk == Chunk(text="<|im_end|>", tokens=1, ids=(50,))
+
+
+def test_the_text_of_a_stop_token_is_cut_off_what_came_with_it() -> None:
+    """As where every special token is in the text (`--special`), and the token completed a chunk that was held."""
+    wanted = work(stop_ids=frozenset({END, 9}), stop_texts={END: "<|im_end|>", 9: "</s>"})
+    reader = LlamaCpp().reader(wanted)
+    chunk = reader.chunk(SseEvent(b'{"content":"</s><|im_end|>","tokens":[50,2],"tokens_predicted":2}'))
+    assert chunk == Chunk(text="</s>", tokens=2, ids=(50, END))
 
 
 def test_a_matched_word_is_a_stop() -> None:
@@ -243,6 +250,9 @@ def test_a_matched_word_is_a_stop() -> None:
         b'{"tokens":["1"]}',
         b'{"tokens":[1],"tokens_predicted":1,"completion_probabilities":[{"id":1,"logprob":null}]}',
         b'{"tokens":[1],"tokens_predicted":1,"completion_probabilities":[{"logprob":-1}]}',
+        b'{"tokens":[1],"tokens_predicted":1,"completion_probabilities":[{"id":1,"logprob":-1},{"id":2,"logprob":-1}]}',
+        b'{"tokens":[1],"tokens_predicted":-5}',
+        b'{"tokens":[1],"tokens_predicted":1000000000000000000000000000000}',
         b'{"stop":true,"stop_type":"none"}',
         b'{"stop":true}',
         b'{"error":{"code":500,"message":"at http://10.0.0.1:8080/x","type":"server_error"}}',
@@ -251,7 +261,7 @@ def test_a_matched_word_is_a_stop() -> None:
 )
 def test_an_event_that_is_not_the_protocols_is_a_broken_engine(data: bytes) -> None:
     with pytest.raises(EngineBroke) as caught:
-        LlamaCppReader(frozenset(), ()).chunk(SseEvent(data))
+        LlamaCppReader({}).chunk(SseEvent(data))
     assert "10.0.0.1" not in caught.value.message
 
 
@@ -283,7 +293,7 @@ def test_log_probabilities_are_lost_with_the_ids_of_split_characters() -> None:
 
 
 def test_the_end_of_turn_has_its_log_probability_once() -> None:
-    chunks = recorded("logprobs_eos_visible", visible=("<|im_end|>",), top_logprobs=1)
+    chunks = recorded("logprobs_eos_visible", text="<|im_end|>", top_logprobs=1)
     assert [(entry.id, round(entry.logprob, 2), entry.top[0][0]) for chunk in chunks for entry in chunk.logprobs] == [
         (END, -10.46, 504)
     ]
@@ -291,12 +301,12 @@ def test_the_end_of_turn_has_its_log_probability_once() -> None:
 
 
 def test_bytes_that_are_not_utf8_are_replaced() -> None:
-    chunk = LlamaCppReader(frozenset(), ()).chunk(SseEvent(b'{"content":"a\xffb\xc3","tokens_predicted":1}'))
+    chunk = LlamaCppReader({}).chunk(SseEvent(b'{"content":"a\xffb\xc3","tokens_predicted":1}'))
     assert chunk == Chunk(text="a\ufffdb\ufffd", tokens=1)
 
 
 def test_a_count_that_falls_is_a_broken_engine() -> None:
-    reader = LlamaCppReader(frozenset(), ())
+    reader = LlamaCppReader({})
     reader.chunk(SseEvent(b'{"content":"a","tokens":[1],"tokens_predicted":2}'))
     with pytest.raises(EngineBroke, match="count of tokens fell"):
         reader.chunk(SseEvent(b'{"content":"a","tokens":[1],"tokens_predicted":1}'))
@@ -394,7 +404,8 @@ def test_real_special_tokens_are_seen_where_asked_for(local_engine: EngineUnderT
 @pytest.mark.engine
 @pytest.mark.parametrize("visible", [(), ("<|im_end|>",)])
 def test_real_end_of_turn(local_engine: EngineUnderTest, visible: tuple[str, ...]) -> None:
-    chunks = asked(local_engine, work(sampling=Sampling(temperature=0.0, logit_bias=((END, 100.0),)), visible=visible))
+    end = Sampling(temperature=0.0, logit_bias=((END, 100.0),))
+    chunks = asked(local_engine, work(sampling=end, visible=visible, stop_texts={END: "<|im_end|>"}))
     assert text(chunks) == ""
     assert chunks[-1].stop_id == END
     assert chunks[-1].usage is not None
@@ -406,7 +417,9 @@ def test_real_end_of_turn(local_engine: EngineUnderTest, visible: tuple[str, ...
 def test_real_stop_at_an_id_that_the_engine_does_not_know(local_engine: EngineUnderTest, visible: tuple[str, ...]) -> None:
     stars = Sampling(temperature=0.0, logit_bias=((STARS, 100.0),))
     asked(local_engine, work(max_tokens=1))
-    chunks = asked(local_engine, work(sampling=stars, visible=visible, stop_ids=frozenset({STARS})))
+    chunks = asked(
+        local_engine, work(sampling=stars, visible=visible, stop_ids=frozenset({STARS}), stop_texts={STARS: "<gh_stars>"})
+    )
     assert text(chunks) == ""
     assert chunks[-1].stop_id == STARS
     assert chunks[-1].usage == Usage(prompt_tokens=10, completion_tokens=1, cached_tokens=9)

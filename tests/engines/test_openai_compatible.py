@@ -279,6 +279,12 @@ def test_usage_along_the_way_counts_better_than_events() -> None:
     assert [chunk.tokens for chunk in chunks] == [3, 1, 5, 1]
 
 
+@pytest.mark.parametrize("said", [-3, 2**40 + 1, 10**30])
+def test_usage_along_the_way_that_cannot_be_is_not_counted_by(said: int) -> None:
+    chunks = read(event({"content": "a"}, usage={"completion_tokens": said}), event({"content": "b"}))
+    assert [chunk.tokens for chunk in chunks] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("said", "meant"),
     [("eos", "stop"), ("model_length", "length"), ("function_call", "tool_calls"), ("content_filter", "content_filter")],

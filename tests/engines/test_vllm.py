@@ -14,6 +14,7 @@ from gateway.wire.sse import SseEvent
 
 DATA = Path(__file__).parent.parent / "data" / "engines" / "vllm"
 END, STARS = 2, 7  # <|im_end|>, <gh_stars>
+STOP = 3
 
 
 def work(*, logprobs: int | None = None, sampling: Sampling | None = None, **changes: Any) -> Work:
@@ -21,12 +22,17 @@ def work(*, logprobs: int | None = None, sampling: Sampling | None = None, **cha
     return Work(request=request, **{"ids": (1, 2), "max_tokens": 8, **changes})
 
 
+def reader_for(logprobs: int | None) -> VllmReader:
+    """Of a model that has one stop id, and special tokens that are none."""
+    return VllmReader(frozenset({STOP}), (STOP, END, STARS), alternatives=logprobs)
+
+
 def body(wanted: Work) -> Any:
     return json.loads(Vllm().call(wanted).body)
 
 
 def recorded(name: str, *, logprobs: int | None = None) -> list[Chunk]:
-    reader = VllmReader(logprobs)
+    reader = reader_for(logprobs)
     lines = (DATA / f"{name}.jsonl").read_bytes().splitlines()
     chunks = [chunk for line in lines if (chunk := reader.chunk(SseEvent(line))) is not None]
     assert reader.done
@@ -43,7 +49,7 @@ def ids(chunks: list[Chunk]) -> list[int]:
 
 
 def fed(*events: object) -> list[Chunk | None]:
-    reader = VllmReader(None)
+    reader = reader_for(None)
     return [reader.chunk(SseEvent(each if isinstance(each, bytes) else json.dumps(each).encode())) for each in events]
 
 
@@ -164,6 +170,35 @@ def test_an_end_of_turn_that_only_the_engine_knows_ends_it_too() -> None:
     assert chunks[-1].stop_id == END
 
 
+@pytest.mark.parametrize(
+    ("tokens", "finish", "before", "stop_id"),
+    [
+        ((5, STOP), "stop", (5,), STOP),
+        ((5, END), "stop", (5,), END),
+        ((5, 6), "stop", (5, 6), None),
+        ((), "stop", (), None),
+        ((5, STOP), "length", (5,), STOP),
+        ((5, END), "length", (5, END), None),
+        ((STOP, 5), "length", (STOP, 5), None),
+    ],
+)
+def test_the_last_id_is_none_of_the_answers_where_it_can_have_ended_the_turn(
+    tokens: tuple[int, ...], finish: str, before: tuple[int, ...], stop_id: int | None
+) -> None:
+    _, last = fed(token(*tokens, finish=finish), b"[DONE]")
+    assert last is not None
+    assert (last.ids, last.stop_id, last.tokens) == (before, stop_id, len(tokens))
+
+
+def test_a_reader_knows_the_stop_ids_and_special_tokens_of_its_work() -> None:
+    for last in (8, 9):
+        reader = Vllm().reader(work(stop_ids=frozenset({8}), special_ids={"<end>": 9}.values()))
+        reader.chunk(SseEvent(json.dumps(token(8, last, finish="stop")).encode()))
+        chunk = reader.chunk(SseEvent(b"[DONE]"))
+        assert chunk is not None
+        assert (chunk.ids, chunk.stop_id) == ((8,), last)
+
+
 def test_special_tokens_are_ids_like_others() -> None:
     assert ids(recorded("special")) == [STARS, STARS]
 
@@ -201,19 +236,25 @@ def test_log_probabilities_without_alternatives() -> None:
     assert entries[0].logprob == -2.1340491771698
 
 
+NO_NAMES = (
+    *("The", "5", "token_id:", "token_id:-5", "token_id:5 ", "token_id:٣", "token_id:²"),
+    *("token_id:2147483648", "token_id:" + "9" * 5000),
+)
+
+
 @pytest.mark.parametrize(
     "logprobs",
     [
         None,
         {"token_logprobs": [], "top_logprobs": []},
         {"token_logprobs": [None], "top_logprobs": [{}]},
-        {"token_logprobs": [-1.0], "top_logprobs": [{"The": -1.0}]},
+        *({"token_logprobs": [-1.0], "top_logprobs": [{name: -1.0}]} for name in NO_NAMES),
     ],
 )
 def test_log_probabilities_that_do_not_fit_the_tokens_are_broken(logprobs: object) -> None:
     choice = {"index": 0, "text": "", "token_ids": [5], "finish_reason": None, "logprobs": logprobs}
     with pytest.raises(EngineBroke):
-        VllmReader(2).chunk(SseEvent(json.dumps({"choices": [choice]}).encode()))
+        reader_for(2).chunk(SseEvent(json.dumps({"choices": [choice]}).encode()))
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "tool_calls", "?"])
@@ -240,6 +281,10 @@ def test_a_server_that_streams_no_ids_is_told_of() -> None:
         [token(5, finish="stop"), token(6)],
         [{"choices": token(5)["choices"] + token(6)["choices"]}],  # type: ignore[operator]
         [{"choices": []}],
+        [{"choices": [{"index": 1, "text": "", "finish_reason": None, "token_ids": [5]}]}],
+        [token(-1)],
+        [token(5, 2**31)],
+        [token(2**70)],
     ],
 )
 def test_what_the_protocol_does_not_say_is_broken(events: list[object]) -> None:

@@ -64,13 +64,13 @@ async def test_an_engine_that_goes_down_and_comes_back_is_identified_again() -> 
             async with probing(engine.url, on_info=lambda member, info: told.append((member.id, info))) as registry:
                 await until(lambda: registry.is_ready("e0"))
                 await until(lambda: paths(engine).count("/health") > 4)
-                assert registry.context_tokens("m") == 64
+                assert registry.info("e0").context_tokens == 64
                 engine.up = False
                 await until(lambda: not registry.is_ready("e0"))
                 engine.answers["/props"] = {"build_info": "b2", "default_generation_settings": {"n_ctx": 32}}
                 engine.up = True
                 await until(lambda: registry.is_ready("e0"))
-                assert registry.context_tokens("m") == 32
+                assert registry.info("e0").context_tokens == 32
     assert [(name, info.version) for name, info in told] == [("e0", "b1"), ("e0", "b2")]
     assert [(each["event"], each.get("why")) for each in logs] == [
         ("engine ready", None),
@@ -84,9 +84,9 @@ async def test_an_engine_that_another_replaced_between_two_probes_is_known_for_w
     async with ScriptedEngine().running() as engine:
         engine.answers["/props"] = {"default_generation_settings": {"n_ctx": 64}}
         async with probing(engine.url, on_info=lambda _, info: told.append(info.context_tokens)) as registry:
-            await until(lambda: registry.context_tokens("m") == 64)
+            await until(lambda: registry.info("e0").context_tokens == 64)
             engine.answers["/props"] = {"default_generation_settings": {"n_ctx": 32}}
-            await until(lambda: registry.context_tokens("m") == 32)
+            await until(lambda: registry.info("e0").context_tokens == 32)
             assert registry.is_ready("e0")
     assert told == [64, 32]
 
