@@ -40,9 +40,11 @@ from gateway.prompt.pool import RenderPool
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.source import DEFAULT, read_model
 from gateway.prompt.worker import Spoken
+from gateway.rendering import context_of
 from gateway.server.completions import Completions, ServeOptions
-from gateway.server.debugging import Debugging, add_debugging
-from gateway.server.routes import Condition, HotPaths, add_models, answer_errors, declare, operations
+from gateway.server.debugging import Debugging
+from gateway.server.debugging_routes import add_debugging
+from gateway.server.routes import Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
 from gateway.settings import LimitSettings, Settings, TimeoutSettings, load
 from gateway.settings_fit import AUTO_FORMAT, Speech, ToolMode
 from gateway.timer import StageLimits, Watchdog
@@ -153,7 +155,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         limits = settings.limits
         admission = Admission(registry, queue_requests=limits.queue_requests, queue_wait_s=limits.queue_wait_s)
         options = ServeOptions(_limits(limits), settings.server.max_body_bytes, settings.server.headers_grace_s)
-        names = by_name(models)
+        names, new_id = by_name(models), request_ids()
         chat = Completions(
             dialect,
             names,
@@ -161,15 +163,16 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             admission=admission,
             options=options,
             unix_time=time.time,
-            new_id=request_ids(),
+            new_id=new_id,
         )
         public = operations(registry, models, condition, metrics.expose if is_loopback(settings.server.host) else None)
 
         def listing(wanted: tuple[Model, ...]) -> bytes:
-            return models_list(ModelCard(each.name, each.created_s, registry.context_tokens(each.name)) for each in wanted)
+            return models_list(ModelCard(each.name, each.created_s, context_of(each, registry)) for each in wanted)
 
         add_models(public, names, listing)
-        add_debugging(public, Debugging(dialect, names, registry, options, services.watchdog))
+        debugging = Debugging(dialect, names, registry, options)
+        add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
         admin = operations(registry, models, condition, metrics.expose)
         for api in (public, admin):
@@ -180,7 +183,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
 
         probing = asyncio.create_task(Prober(registry, upstream, parity, on_info).run())
         try:
-            yield Gateway(HotPaths({dialect.path: chat}, public), admin, registry, condition, models)
+            main = HotPaths({dialect.path: chat}, Numbered(public, new_id))
+            yield Gateway(main, Numbered(admin, new_id), registry, condition, models)
         finally:
             probing.cancel()
             await asyncio.wait([probing])
@@ -201,7 +205,9 @@ async def _rendering_apart(
         for each in models
         if each.rendered
     }
-    async with RenderPool(spoken, workers=limits.render_workers, render_s=limits.render_s, environ=environ) as pool:
+    async with RenderPool(
+        spoken, workers=limits.render_workers, render_s=limits.render_s, wait_s=limits.queue_wait_s, environ=environ
+    ) as pool:
         yield tuple(
             replace(each, rendered=replace(each.rendered, apart=partial(pool.render, each.name))) if each.rendered else each
             for each in models
@@ -221,7 +227,7 @@ def _warn(model: Model) -> None:
 
 def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
     files = read_model(speech.source)
-    native = Prompter(files, tools="native", syntax=None, clock=_now, seconds=time.monotonic)
+    native = Prompter(files, tools="native", syntax=None, clock=_now, seconds=time.thread_time)
     own = formats[speech.format] if speech.format != AUTO_FORMAT else detect_format(native, files.templates[DEFAULT], formats)
     call_format = own
     if speech.tools == "constrained" and own.call_syntax is None:
@@ -231,7 +237,7 @@ def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
         tools=speech.tools,
         syntax=call_format.call_syntax,
         clock=_now,
-        seconds=time.monotonic,
+        seconds=time.thread_time,
         guard=threading.Lock(),
         control_tokens=speech.control_tokens,
     )
@@ -242,7 +248,7 @@ def tools_for(model: Path) -> ToolMode:
     """`constrained` where the model's template ignores tools. Raises ModelFileError."""
     return (
         "native"
-        if Prompter(read_model(model), tools="native", syntax=None, clock=_now, seconds=time.monotonic).capabilities.tools
+        if Prompter(read_model(model), tools="native", syntax=None, clock=_now, seconds=time.thread_time).capabilities.tools
         == "yes"
         else "constrained"
     )

@@ -1,7 +1,8 @@
 """One served model, wired: how its prompt is made, how its answers are read, and what the operator wants done with bad ones."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gateway.answer import AnswerRules
 from gateway.errors import ContextTooLong
@@ -15,13 +16,15 @@ from gateway.request import Prompt
 class Rendered:
     """A model that the gateway renders and parses for. `call_format` reads answers to requests with tools: it is the model's own
     format, or the one whose syntax the gateway states and constrains (`tools: constrained`). `apart` renders in another process
-    what would take long, and raises as the prompter's renderer does; None where there is no such process."""
+    what would take long, and raises as the prompter's renderer does; None where there is no such process, so that threads do it,
+    whose `turn` it is, one after the other."""
 
     prompter: Prompter
     format: Format
     call_format: Format
     hold_arguments: bool = False
     apart: Callable[[Draft], Awaitable[Rendering]] | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
 
     def format_for(self, with_tools: bool) -> Format:
         """What reads the answer to a request that offers tools, or offers none."""

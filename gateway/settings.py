@@ -311,14 +311,16 @@ class LimitSettings(_Settings):
     ready engine queues requests itself."""
 
     queue_wait_s: float = Field(30.0, ge=0, allow_inf_nan=False)
-    """The longest that a request may wait for its model to have a ready engine; then it is answered with 503."""
+    """The longest that a request may wait for its model to have a ready engine, and for a process to render its prompt; then it
+    is answered with 503."""
 
-    render_workers: int = Field(1, ge=0)
-    """Processes that render long prompts: of more than 50 messages, or from a body of more than 100 KB. 0: the gateway does it
-    itself, in threads, where a chat template has 2 s and one of its steps that does not end cannot be stopped."""
+    render_workers: int = Field(2, ge=0)
+    """Processes that render prompts, but for the quickest. Each holds the models' vocabularies. 0: the gateway renders them
+    itself, one prompt of a model after the other in a thread, where a chat template has 2 s of processor time."""
 
     render_s: Seconds = 10.0
-    """How long such a process may take for one prompt. Then it is stopped, and the request is answered with 400."""
+    """The processor time that such a process may take for one prompt. Then it is stopped, and the request is answered with 400.
+    One that does not answer within twice that time is started again; where that does not help, the answer is 503."""
 
 
 class Settings(_Settings):

@@ -69,7 +69,7 @@ def test_defaults(folder: Path) -> None:
     assert (found.server.workers, found.server.max_body_bytes, found.server.drain_s) == (1, 33_554_432, 30)
     assert found.server.headers_grace_s == 5
     assert tuple(found.timeouts.model_dump().values()) == (1, 600, 600, 30, 3600)
-    assert tuple(found.limits.model_dump().values()) == (8, 16, 20, 256, 10_000, 256, 30, 1, 10)
+    assert tuple(found.limits.model_dump().values()) == (8, 16, 20, 256, 10_000, 256, 30, 2, 10)
     (model,) = found.models
     assert (model.format, model.tools, model.unknown_tool, model.on_parse_failure) == ("auto", "native", "forward", "content")
     assert (model.on_schema_miss, model.hold_arguments, model.aliases) == ("count", False, ())

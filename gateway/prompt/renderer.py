@@ -18,7 +18,7 @@ from gateway.prompt.neutral import MarkedText, Places, Spellings, clients_own, u
 from gateway.prompt.proof import Claim, proved
 from gateway.prompt.segments import Segments, cut_tokens
 from gateway.prompt.source import DEFAULT, ModelFiles
-from gateway.prompt.template import ChatTemplate
+from gateway.prompt.template import ChatTemplate, Stopped
 from gateway.prompt.turn_end import turn_tokens
 
 ControlTokens = Literal["text", "special"]
@@ -30,7 +30,8 @@ class Draft:
     """What is to be rendered: `template` is the name of one of the model's, `variables` are plain JSON values.
 
     What cannot fit into `context_tokens` is not tokenised. With `continues` the text ends where the last message's content does,
-    blanks at its end included where the template shows them. `claims` are what the text must show of the client's words.
+    blanks at its end included where the template shows them. `claims` are what the text must show of the client's words. `steps`
+    are the template's limit, in place of its usual one.
     """
 
     template: str
@@ -38,6 +39,7 @@ class Draft:
     context_tokens: int | None = None
     continues: bool = False
     claims: tuple[Claim, ...] = ()
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,13 @@ class Renderer:
         self._marked = MarkedText(files.tokenizer, self.controls)
 
     def render(self, draft: Draft) -> Rendering:
-        """Raises BadRequest where the template refuses, or reads control tokens in a way that marked text cannot show, and
-        ContextTooLong, told from the text's length alone."""
+        """Raises BadRequest where the template refuses, or reads control tokens in a way that marked text cannot show, Stopped,
+        which is one, where it is at a limit, and ContextTooLong, told from the text's length alone."""
         given = {**draft.variables, _CLOCK: self._clock().strftime}  # both renders have the same time
         try:
             text = self._drafted(draft, given)
+        except Stopped:
+            raise
         except BadRequest as error:
             raise blamed(error, draft.variables, lambda fewer: self._drafted(draft, fewer)) from None
         self._refuse_over(draft.context_tokens, text)
@@ -138,17 +142,18 @@ class Renderer:
 
     def _drafted(self, draft: Draft, variables: Mapping[str, Any]) -> str:
         """The draft's text, of its variables or of these in their place."""
-        return self._continued(draft.template, variables) if draft.continues else self._text(draft.template, variables)
+        return self._continued(draft, variables) if draft.continues else self._text(draft.template, variables, draft.steps)
 
-    def _text(self, template: str, variables: Mapping[str, Any]) -> str:
-        return self.templates[template].render({**variables, **self._specials})
+    def _text(self, template: str, variables: Mapping[str, Any], steps: int | None = None) -> str:
+        return self.templates[template].render({**variables, **self._specials}, steps)
 
-    def _continued(self, template: str, variables: Mapping[str, Any]) -> str:
+    def _continued(self, draft: Draft, variables: Mapping[str, Any]) -> str:
         """The text up to the end of the last message's content, as transformers' `continue_final_message` cuts it: where the
         template takes blanks at the content's end away, the text has none there either."""
         *before, last = variables["messages"]
         content, end = last["content"], unused_character(variables)
-        text = self._text(template, {**variables, "messages": [*before, {**last, "content": f"{content}{end} "}]})
+        marked = {**variables, "messages": [*before, {**last, "content": f"{content}{end} "}]}
+        text = self._text(draft.template, marked, draft.steps)
         at = text.rfind(end)
         if at < 0 or content.strip() not in text:
             raise BadRequest(

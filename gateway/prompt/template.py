@@ -11,6 +11,7 @@ Left out on purpose: `include`, `extends`, `import` and `block` (there is nothin
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
@@ -69,6 +70,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelFileError(f"The model's chat template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}.")
         self._limits = limits or Limits()
+        self._seconds = seconds
         environment = _Environment(clock, self._limits, seconds)
         try:
             parsed = environment.parse(source)
@@ -78,17 +80,20 @@ class ChatTemplate:
         except (TemplateError, SyntaxError, MemoryError, *_FAULTS) as error:
             raise ModelFileError(f"The model's chat template does not compile: {_text(error)}") from None
 
-    def render(self, variables: Mapping[str, Any]) -> str:
-        """The text. The variables are plain JSON values. Raises BadRequest, with the template's own words where it refused."""
+    def render(self, variables: Mapping[str, Any], steps: int | None = None) -> str:
+        """The text. The variables are plain JSON values; `steps` are its limit in place of the usual one. Raises BadRequest, with
+        the template's own words where it refused, and Stopped, which is one, at a limit."""
         try:
             context = self._template.new_context(dict(variables))
+            if steps is not None:
+                cast(_Context, context).budget = Budget(replace(self._limits, steps=steps), 0, self._seconds)
             return _whole("".join(self._pieces(self._template.root_render_func(context))))
         except _Refusal as error:
             raise BadRequest(f"The model's chat template refuses these messages: {_text(error)}", param="messages") from None
         except OverBudget as error:
-            raise stopped(_text(error)) from None
+            raise Stopped(_text(error)) from None
         except MemoryError:
-            raise stopped("it needs more memory than there is") from None
+            raise Stopped("it needs more memory than there is") from None
         except (TemplateError, *_FAULTS) as error:
             raise BadRequest(f"The model's chat template cannot render this: {_text(error)}", param="messages") from None
 
@@ -101,9 +106,11 @@ class ChatTemplate:
             yield piece
 
 
-def stopped(why: str) -> BadRequest:
-    """The refusal of messages with which the template would use more than it may."""
-    return BadRequest(f"The model's chat template was stopped: {why}.", param="messages")
+class Stopped(BadRequest):
+    """The template would use more than it may with these messages; `why` completes the sentence."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The model's chat template was stopped: {why}.", param="messages")
 
 
 class _Refusal(TemplateError):

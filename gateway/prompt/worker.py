@@ -1,4 +1,7 @@
-"""A process that renders for the gateway, which can be killed: `python -m gateway.prompt.worker MODELS`, a JSON list.
+"""A process that renders for the gateway, which can be killed: `python -m gateway.prompt.worker MODELS CPU_S`.
+
+MODELS is a JSON list. A render that takes more than CPU_S seconds of the processor ends its process by SIGPROF, whether the
+gateway is still there or not.
 
 With its pool it is the shell of this package, which is pure otherwise. Each frame on standard input asks for one render, each on
 standard output answers one, in the same order; before the first, an empty frame says that every model is read. It ends when its
@@ -10,8 +13,10 @@ import resource
 import signal
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,8 +79,10 @@ def framed(data: bytes) -> bytes:
     return len(data).to_bytes(HEAD_BYTES, "big") + data
 
 
-def serve(asks: BinaryIO, answers: BinaryIO, renderers: Sequence[Renderer]) -> None:
-    """Answers until the input ends, in the middle of a frame or not."""
+def serve(
+    asks: BinaryIO, answers: BinaryIO, renderers: Sequence[Renderer], bounded: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Answers until the input ends, in the middle of a frame or not. Each render is made within a `bounded`."""
     decoder = jsonio.Decoder(Ask)
     _write(answers, b"")
     while len(head := asks.read(HEAD_BYTES)) == HEAD_BYTES:
@@ -84,7 +91,9 @@ def serve(asks: BinaryIO, answers: BinaryIO, renderers: Sequence[Renderer]) -> N
         if len(data) < size:
             return
         ask = decoder.decode(data)
-        _write(answers, jsonio.encode(_answer(renderers[ask.model], ask.draft)))
+        with bounded():
+            answer = jsonio.encode(_answer(renderers[ask.model], ask.draft))
+        _write(answers, answer)
 
 
 def _answer(renderer: Renderer, draft: Draft) -> Answer:
@@ -101,6 +110,14 @@ def _answer(renderer: Renderer, draft: Draft) -> Answer:
 def _write(answers: BinaryIO, data: bytes) -> None:
     answers.write(framed(data))
     answers.flush()
+
+
+@contextmanager
+def cpu_bounded(seconds: float) -> Iterator[None]:
+    """Ends this process where it uses more of the processor before the exit."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def warmed(spoken: Spoken) -> Renderer:
@@ -125,7 +142,7 @@ def main() -> None:
         renderers = [warmed(spoken) for spoken in jsonio.Decoder(list[Spoken]).decode(sys.argv[1])]
     except ModelFileError as error:
         sys.exit(str(error))  # on standard error, which the pool logs
-    serve(sys.stdin.buffer, answers, renderers)
+    serve(sys.stdin.buffer, answers, renderers, partial(cpu_bounded, float(sys.argv[2])))
 
 
 if __name__ == "__main__":

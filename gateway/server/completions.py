@@ -5,7 +5,7 @@ Each request gets an id, ends in exactly one outcome and emits exactly one `Fini
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -137,19 +137,18 @@ class _Exchange:
         if named:
             self._client.headers += ((b"x-interlock-ignored", ", ".join(named).encode("ascii", "replace")),)
         async with self._client as client:
-            prompt = self._prompt = await prompt_for(model, request, app.services.registry)
-            answer = Answer(
-                f"chatcmpl-{self._ledger.request_id}",
-                int(app.unix_time()),
-                request.model,
-                prompt_ids=prompt.ids if prompt else (),
-            )
-            self._encoder = app.dialect.encoder(request, answer)
             if request.stream:
                 client.expect_stream()
+            prompt = self._prompt = await prompt_for(model, request, app.services.registry)
+            self._encoder = self._new_encoder(request, prompt.ids if prompt else ())
             check = answer_check(request.answer) if request.answer is not None else None
             job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, check)
             await serve(job, app.admission)
+
+    def _new_encoder(self, request: GenerateRequest, prompt_ids: Sequence[int] = ()) -> Encoder:
+        created_s = int(self._app.unix_time())
+        answer = Answer(f"chatcmpl-{self._ledger.request_id}", created_s, request.model, prompt_ids=prompt_ids)
+        return self._app.dialect.encoder(request, answer)
 
     async def _fail(self, error: GatewayError) -> None:
         """Tells the client, if it is there; one that takes nothing is not waited for long."""
@@ -164,8 +163,8 @@ class _Exchange:
         """As an HTTP error while the answer has not begun, else as an event after which nothing follows."""
         client = self._client
         if client.started:
-            if self._encoder is not None and not client.complete:
-                await client.finish(self._encoder.error(error))
+            if self._request is not None and not client.complete:
+                await client.finish((self._encoder or self._new_encoder(self._request)).error(error))
             return
         self._status = error.status
         extra: tuple[Header, ...] = ()

@@ -1,38 +1,41 @@
 """What the gateway makes of a request or a text, without an engine: for those who debug a client or a model.
 
-`/v1/chat/completions/render` gives the prompt that the chat route would send; `/tokenize` and `/detokenize` speak as vLLM's do.
-They are cold routes: nothing is generated, so that they have no place in the metrics or the access log. What they refuse, and
-how they say so, is as on the chat route.
+Bodies go in, JSON comes out; what is refused, and how that is said, is as on the chat route. Texts and ids have bounds of their
+own, and what takes long is done in a thread, one body after the other: nobody else waits for it, and its memory is that of one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
 
-from gateway.dialects.base import JSON_TYPE, Dialect
-from gateway.dialects.checks import fit_for_header, given, invalid, unreadable
+from gateway.dialects.base import LONE_SURROGATES, Dialect
+from gateway.dialects.checks import at_most, fit_for_header, given, invalid, unreadable
 from gateway.errors import BadRequest, ModelNotFound, shown
 from gateway.fleet.registry import Registry
 from gateway.model import Model, Rendered
 from gateway.prompt.tokenizer import Tokenizer
-from gateway.rendering import THREAD_BODY_BYTES, context_of, prompt_for
+from gateway.rendering import HERE_BODY_BYTES, context_of, prompt_for
 from gateway.request import CallAnswer, GenerateRequest, Prompt
 from gateway.server.completions import ServeOptions
-from gateway.server.schemas import described, schema_of
-from gateway.server.stream import ClientLeft, read_body
-from gateway.timer import Watchdog
-from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
+from gateway.wire.jsonio import Decoder, JsonError, Raw, encode, without_lone_surrogates
 
 T = TypeVar("T")
 _NULL = Raw(b"null")
-_CLIENT_LEFT = 499
+_CONTEXT_TOKENS = 1 << 17  # where neither the model's files nor its engines say
+_TOKEN_BYTES = 16  # of a text, for each token of the context: no text that fits has as many
+_MAX_TEXT_BYTES = 4 << 20  # takes half a gigabyte while it is tokenised
+_ID_BYTES = 16  # of JSON, for each id: a long one on a line of its own
+_OF_MESSAGES = (
+    *("tools", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "documents"),
+    *("tool_choice", "reasoning_effort"),
+)
 
 
-class _Tokenize(msgspec.Struct):
+class TokenizeBody(msgspec.Struct):
+    """What `/tokenize` reads itself; with `messages`, the rest is read as on the chat route."""
+
     model: str
     prompt: str | None = None
     messages: Raw = _NULL
@@ -42,82 +45,77 @@ class _Tokenize(msgspec.Struct):
     return_token_strs: bool | None = None
 
 
-class _Detokenize(msgspec.Struct):
+class DetokenizeBody(msgspec.Struct):
+    """What `/detokenize` reads."""
+
     model: str
     tokens: list[int]
 
 
-_TOKENIZE = Decoder(_Tokenize)
-_DETOKENIZE = Decoder(_Detokenize)
+class _Unread(msgspec.Struct):
+    """The same before its ids are read."""
+
+    model: str
+    tokens: Raw
+
+
+_TOKENIZE = Decoder(TokenizeBody)
+_DETOKENIZE = Decoder(DetokenizeBody)
+_UNREAD = Decoder(_Unread)
 _OUTLINE: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 
 
 class Debugging:
     """The routes' handlers, for a dialect's chat requests and a fixed set of models. A body gives the answer's JSON, or a
-    ClientError."""
+    GatewayError."""
 
-    def __init__(
-        self, dialect: Dialect, models: Mapping[str, Model], registry: Registry, options: ServeOptions, watchdog: Watchdog
-    ) -> None:
+    def __init__(self, dialect: Dialect, models: Mapping[str, Model], registry: Registry, options: ServeOptions) -> None:
         self._dialect = dialect
         self._models = models
         self._registry = registry
         self._options = options
-        self._watchdog = watchdog
-
-    @property
-    def dialect(self) -> Dialect:
-        """The one of the chat route."""
-        return self._dialect
-
-    async def answer(self, request: Request, handler: Callable[[bytes], Awaitable[bytes]]) -> Response:
-        """Reads the body within the server's limits, and answers with what the handler makes of it."""
-        try:
-            body = await read_body(request.scope, request.receive, self._options.max_body_bytes, self._watchdog)
-        except ClientLeft:
-            return Response(status_code=_CLIENT_LEFT)
-        return Response(await handler(body), media_type=JSON_TYPE.decode())
+        self._turn = asyncio.Lock()
 
     async def render(self, body: bytes) -> bytes:
         """The prompt of a chat request, and what else the engine and the parser are told."""
         request = self._dialect.parse(body, self._options.limits)
         model = self._model(request.model)
         prompt = await self._prompt(model, request)
-        return await _off_loop(body, lambda: encode(_shown(model, request, prompt)))
+        return await self._in_turn(body, lambda: encode(_shown(model, request, prompt)))
 
     async def tokenize(self, body: bytes) -> bytes:
         """The ids of a text, or of the prompt that messages make. A text gets the model's BOS, messages do not, unless the
         request says otherwise."""
-        asked = _read(_TOKENIZE, body)
+        said, mended = _mended(_TOKENIZE, body)
+        asked = _read(_TOKENIZE, said)
         model = self._model(asked.model)
-        prompter = _rendered(model).prompter
+        tokenizer = _rendered(model).prompter.tokenizer
         text = asked.prompt
         if (text is None) == (asked.messages == _NULL):
             raise invalid("prompt", "give `prompt` or `messages`, one of them")
-        if text is None:
-            request = self._dialect.parse(body, self._options.limits)
-            ids = (await self._prompt(model, request)).ids
-            ignored = [name for name in request.ignored if name not in _Tokenize.__struct_fields__]
-        else:
-            _refuse_beside_prompt(asked)
-            ids = await _off_loop(body, lambda: prompter.tokenizer.encode(text))
-            ignored = _unread(_Tokenize, body)
-        with_bos = text is not None if asked.add_special_tokens is None else asked.add_special_tokens
-        if with_bos and prompter.bos_id is not None:
-            ids = (prompter.bos_id, *ids)
-        told: dict[str, Any] = {"count": len(ids), "max_model_len": context_of(model, self._registry), "tokens": ids}
-        if ignored:
-            told["ignored"] = ignored
-        if not asked.return_token_strs:
-            return await _off_loop(body, lambda: encode(told))
-        return await _off_loop(body, lambda: encode({**told, "token_strs": _spellings(prompter.tokenizer, ids)}))
+        if text is not None:
+            names = _names(said)
+            _refuse_beside_prompt(names)
+            self._bound_text(model, text)
+            ignored = [*mended, *_unread(TokenizeBody, names)]
+            return await self._in_turn(body, lambda: self._tokenized(model, asked, tokenizer.encode(text), ignored))
+        request = self._dialect.parse(body, self._options.limits)
+        ids = (await self._prompt(model, request)).ids
+        ignored = [name for name in request.ignored if name not in TokenizeBody.__struct_fields__]
+        return await self._in_turn(body, lambda: self._tokenized(model, asked, ids, ignored))
 
     async def detokenize(self, body: bytes) -> bytes:
         """The text of ids, special tokens written out."""
+        unread = _read(_UNREAD, body)
+        model = self._model(unread.model)
+        tokenizer = _rendered(model).prompter.tokenizer
+        most = self._context(model)
+        at_most("tokens", len(bytes(unread.tokens)), _ID_BYTES * (most + 1), "bytes")
         asked = _read(_DETOKENIZE, body)
-        tokenizer = _rendered(self._model(asked.model)).prompter.tokenizer
-        told = {"ignored": ignored} if (ignored := _unread(_Detokenize, body)) else {}
-        return await _off_loop(body, lambda: encode({"prompt": _text(tokenizer, asked.tokens), **told}))
+        at_most("tokens", len(asked.tokens), most, "ids, which is the context's length")
+        ignored = list(_unread(DetokenizeBody, _names(body)))
+        told = {"ignored": ignored} if ignored else {}
+        return await self._in_turn(body, lambda: encode({"prompt": _text(tokenizer, asked.tokens), **told}))
 
     def _model(self, name: str) -> Model:
         model = self._models.get(name)
@@ -131,24 +129,31 @@ class Debugging:
             raise _not_rendered(model)
         return prompt
 
+    def _context(self, model: Model) -> int:
+        return context_of(model, self._registry) or _CONTEXT_TOKENS
 
-def add_debugging(api: FastAPI, debugging: Debugging) -> None:
-    """The three routes, and their place in the OpenAPI document."""
-    path, chat = f"{debugging.dialect.path}/render", schema_of(debugging.dialect.body)
-    tokenized = schema_of(_Tokenize)
-    tokenized["properties"] |= {name: chat["properties"][name] for name in ("messages", "tools")}
+    def _bound_text(self, model: Model, text: str) -> None:
+        most = min(_TOKEN_BYTES * self._context(model), _MAX_TEXT_BYTES)
+        at_most("prompt", len(text.encode()), most, "bytes, which are more than the context holds")
 
-    @api.post(path, summary="The prompt that a chat request makes", openapi_extra=described(chat))
-    async def render(request: Request) -> Response:
-        return await debugging.answer(request, debugging.render)
+    async def _in_turn(self, body: bytes, work: Callable[[], T]) -> T:
+        """What long bodies need is done in a thread, of one after the other."""
+        if len(body) < HERE_BODY_BYTES:
+            return work()
+        async with self._turn:
+            return await asyncio.to_thread(work)
 
-    @api.post("/tokenize", summary="The token ids of `prompt`, or of `messages`", openapi_extra=described(tokenized))
-    async def tokenize(request: Request) -> Response:
-        return await debugging.answer(request, debugging.tokenize)
-
-    @api.post("/detokenize", summary="The text of token ids", openapi_extra=described(schema_of(_Detokenize)))
-    async def detokenize(request: Request) -> Response:
-        return await debugging.answer(request, debugging.detokenize)
+    def _tokenized(self, model: Model, asked: TokenizeBody, ids: Sequence[int], ignored: Sequence[str]) -> bytes:
+        prompter = _rendered(model).prompter
+        with_bos = asked.prompt is not None if asked.add_special_tokens is None else asked.add_special_tokens
+        if with_bos and prompter.bos_id is not None:
+            ids = (prompter.bos_id, *ids)
+        told: dict[str, Any] = {"count": len(ids), "max_model_len": context_of(model, self._registry), "tokens": ids}
+        if ignored:
+            told["ignored"] = ignored
+        if asked.return_token_strs:
+            told["token_strs"] = _spellings(prompter.tokenizer, ids)
+        return encode(told)
 
 
 def _read(decoder: Decoder[T], body: bytes) -> T:
@@ -158,15 +163,24 @@ def _read(decoder: Decoder[T], body: bytes) -> T:
         raise unreadable(error) from None
 
 
-def _unread(shape: type[msgspec.Struct], body: bytes) -> list[str]:
+def _names(body: bytes) -> list[str]:
+    fields = _read(_OUTLINE, body)
+    return given(fields)
+
+
+def _mended(decoder: Decoder[T], body: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """The body with U+FFFD for halves of characters, as on the chat route, and the name for that where there were any."""
+    try:
+        decoder.decode(body)
+    except JsonError:
+        mended = without_lone_surrogates(body)
+        return mended, (() if mended == body else (LONE_SURROGATES,))
+    return body, ()
+
+
+def _unread(shape: type[msgspec.Struct], names: Sequence[str]) -> Iterator[str]:
     """The names of the fields that nothing reads."""
-    used = frozenset(shape.__struct_fields__)
-    return list(fit_for_header(name for name in given(_OUTLINE.decode(body)) if name not in used))
-
-
-async def _off_loop(body: bytes, work: Callable[[], T]) -> T:
-    """What long bodies need is done in a thread."""
-    return work() if len(body) < THREAD_BODY_BYTES else await asyncio.to_thread(work)
+    return iter(fit_for_header(name for name in names if name not in shape.__struct_fields__))
 
 
 def _rendered(model: Model) -> Rendered:
@@ -183,9 +197,9 @@ def _not_rendered(model: Model) -> BadRequest:
     )
 
 
-def _refuse_beside_prompt(asked: _Tokenize) -> None:
-    for name, said in (("tools", asked.tools != _NULL), ("add_generation_prompt", asked.add_generation_prompt is not None)):
-        if said:
+def _refuse_beside_prompt(names: Sequence[str]) -> None:
+    for name in names:
+        if name in _OF_MESSAGES:
             raise invalid(name, "it goes with `messages`, not with `prompt`")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.dialects.base import JSON_TYPE, Dialect
 from gateway.errors import (
@@ -44,6 +44,24 @@ class HotPaths:
         await app(scope, receive, send)
 
 
+class Numbered:
+    """An ASGI application whose answers have an id each, as those of the hot paths."""
+
+    def __init__(self, app: ASGIApp, new_id: Callable[[], str]) -> None:
+        self._app = app
+        self._new_id = new_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+
+        async def numbered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._new_id().encode())]
+            await send(message)
+
+        await self._app(scope, receive, numbered)
+
+
 class Condition:
     """Whether this gateway takes requests: set once, when it begins to go down."""
 
@@ -53,7 +71,7 @@ class Condition:
 
 def operations(registry: Registry, models: tuple[Model, ...], condition: Condition, expose: Expose | None) -> FastAPI:
     """`/health`, `/ready` and, where `expose` is given, `/metrics`."""
-    api = FastAPI(title="Interlock", version="0.1.0", docs_url="/docs", redoc_url=None)
+    api = FastAPI(title="Interlock", version="0.1.0", docs_url="/docs", redoc_url=None, redirect_slashes=False)
 
     @api.head("/health", include_in_schema=False)
     @api.get("/health", summary="Alive: the event loop turns")

@@ -184,7 +184,7 @@ async def round_trips(model: Path) -> str:
     here = Renderer(read_model(model), clock=lambda: datetime.now(UTC))
     spoken = Spoken(str(model), "text", read_model(model).digest())
     began_s = time.perf_counter()
-    async with RenderPool({"m": spoken}, workers=1, render_s=60, environ=os.environ) as pool:
+    async with RenderPool({"m": spoken}, workers=1, render_s=60, wait_s=60, environ=os.environ) as pool:
         await pool.render("m", Draft("default", {"messages": [{"role": "user", "content": "a"}]}))
         lines = [f"a worker is ready after {(time.perf_counter() - began_s) * 1e3:.0f} ms"]
         for name, messages in zip(("first", "next turn"), conversations(0), strict=False):

@@ -14,7 +14,7 @@ from support.hostile import hostile_model
 from support.up_process import children
 from support.vocabulary import fixed_clock
 
-from gateway.errors import BadRequest, ContextTooLong, Draining, GatewayError, InternalError, Rejected
+from gateway.errors import BadRequest, ContextTooLong, Draining, GatewayError, Rejected
 from gateway.prompt import pool as pools
 from gateway.prompt.pool import MAX_WAITING, RenderPool
 from gateway.prompt.renderer import Draft, Renderer
@@ -32,10 +32,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hostile_model(tmp_path_factory.mktemp("model"))
 
 
-def pool_of(*models: Path, workers: int = 1, render_s: float = 30.0, environ: dict[str, str] | None = None) -> RenderPool:
+def pool_of(
+    *models: Path, workers: int = 1, render_s: float = 30.0, wait_s: float = 60.0, environ: dict[str, str] | None = None
+) -> RenderPool:
     digests = [read_model(file).digest() if file.exists() else "" for file in models]
     spoken = {f"m{number}": Spoken(str(file), "text", digests[number]) for number, file in enumerate(models)}
-    return RenderPool(spoken, workers=workers, render_s=render_s, environ=environ or {})
+    return RenderPool(spoken, workers=workers, render_s=render_s, wait_s=wait_s, environ=environ or {})
 
 
 def replaced(model: Path, file: Path, old: bytes, new: bytes) -> Path:
@@ -44,6 +46,30 @@ def replaced(model: Path, file: Path, old: bytes, new: bytes) -> Path:
     assert old in data
     file.write_bytes(data.replace(old, new))
     return file
+
+
+# A worker that some conversations hold up: "slow" keeps its processor for good, "stalled" stops its process, "stalled once FILE"
+# does that where there is no such file yet.
+HELD_UP = """# gateway.prompt.worker, by which its process is known
+import os, signal
+from pathlib import Path
+from gateway.prompt import worker
+def answer(renderer, draft, own=worker._answer):
+    trick, _, file = draft.variables["messages"][-1]["content"].partition(" once ")
+    while trick == "slow":
+        pass
+    if trick == "stalled" and not (file and Path(file).exists()):
+        file and Path(file).touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return own(renderer, draft)
+worker._answer = answer
+worker.main()
+"""
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_COMMAND", ("-c", HELD_UP))
 
 
 def workers(parent: int) -> list[int]:
@@ -104,7 +130,7 @@ async def test_refusals_come_with_their_fields(model: Path) -> None:
                 own.render(each)
             with pytest.raises(GatewayError) as there:
                 await pool.render("m0", each)
-            assert type(there.value) is type(here.value)
+            assert isinstance(here.value, type(there.value))
             assert (str(there.value), there.value.param, there.value.code) == (
                 str(here.value),
                 here.value.param,
@@ -113,7 +139,8 @@ async def test_refusals_come_with_their_fields(model: Path) -> None:
             assert isinstance(here.value, BadRequest | ContextTooLong)
 
 
-async def test_a_render_that_takes_too_long_is_killed_and_those_behind_it_go_on(model: Path) -> None:
+@pytest.mark.usefixtures("held_up")
+async def test_a_render_that_takes_too_long_ends_its_worker_and_those_behind_it_go_on(model: Path) -> None:
     async with pool_of(model, render_s=1.0) as pool:
         await pool.render("m0", draft("a"))
         before = await next_worker()
@@ -127,6 +154,61 @@ async def test_a_render_that_takes_too_long_is_killed_and_those_behind_it_go_on(
         assert await next_worker() != before
 
 
+@pytest.mark.usefixtures("held_up")
+async def test_a_worker_that_stalls_is_no_fault_of_the_template(model: Path, tmp_path: Path) -> None:
+    async with pool_of(model, render_s=0.5) as pool:
+        await pool.render("m0", draft("a"))
+        first = await next_worker()
+        assert "stalled once" in (await pool.render("m0", draft(f"stalled once {tmp_path / 'seen'}"))).text
+        assert gone(first)
+        with pytest.raises(Rejected) as caught:
+            await pool.render("m0", draft("stalled"))
+    assert (caught.value.status, caught.value.reason, caught.value.retry_after_s) == (503, "no_worker", 1.0)
+
+
+@pytest.mark.usefixtures("held_up")
+async def test_the_wait_for_a_worker_has_an_end(model: Path) -> None:
+    async with pool_of(model) as pool:
+        await pool.render("m0", draft("a"))
+        pool._wait_s = 0.2
+        slow = asyncio.create_task(pool.render("m0", draft("slow")))
+        await asyncio.sleep(0)
+        with pytest.raises(Rejected, match=r"in 0\.2 s") as caught:
+            await pool.render("m0", draft("a"))
+        assert not slow.done()
+        assert not pool._queue._waiting
+    assert (caught.value.status, caught.value.reason, caught.value.retry_after_s) == (503, "no_worker", 1.0)
+    assert isinstance((await asyncio.gather(slow, return_exceptions=True))[0], Draining)
+
+
+@pytest.mark.usefixtures("held_up")
+async def test_a_worker_that_is_idle_takes_what_waits_for_another(model: Path) -> None:
+    async with pool_of(model, workers=2) as pool:
+        first = [draft("You are", "a", number) for number in ("slow", "bb", "cc")]
+        assert len({pool._work("m0", each).worker for each in first}) == 1
+        slow = asyncio.create_task(pool.render("m0", first[0]))
+        found = await asyncio.gather(*(pool.render("m0", each) for each in first[1:]))
+        assert ["bb" in found[0].text, "cc" in found[1].text] == [True, True]
+        assert not slow.done()
+    await asyncio.gather(slow, return_exceptions=True)
+
+
+async def test_workers_take_their_own_first_and_the_oldest_of_the_others() -> None:
+    queue = pools._Queue(10)
+    works = [pools._Work(b"", worker) for worker in (1, 1, 0, 1)]
+    for work in works:
+        queue.put(work)
+    assert [await queue.taken(worker) for worker in (0, 0, 1)] == [works[2], works[0], works[1]]
+    queue.lost(works[0])
+    assert await queue.taken(0) is works[0]
+    idle = [asyncio.create_task(queue.taken(worker)) for worker in (0, 1, 2)]
+    assert await queue.taken(0) is works[3]
+    await asyncio.sleep(0)
+    for work in works[1:]:
+        queue.put(work)
+    assert await asyncio.gather(*idle) == [works[2], works[1], works[3]]
+
+
 async def test_a_worker_that_died_idle_fails_no_render(model: Path) -> None:
     async with pool_of(model) as pool:
         await pool.render("m0", draft("a"))
@@ -134,6 +216,7 @@ async def test_a_worker_that_died_idle_fails_no_render(model: Path) -> None:
         assert "bb" in (await pool.render("m0", draft("bb"))).text
 
 
+@pytest.mark.usefixtures("held_up")
 async def test_a_render_that_kills_its_worker_twice_fails_and_no_other_does(model: Path) -> None:
     async with pool_of(model) as pool:
         await pool.render("m0", draft("a"))
@@ -143,7 +226,7 @@ async def test_a_render_that_kills_its_worker_twice_fails_and_no_other_does(mode
         first = await next_worker()
         os.kill(first, signal.SIGKILL)
         os.kill(await next_worker(but=first), signal.SIGKILL)
-        with pytest.raises(InternalError):
+        with pytest.raises(Rejected):
             await deadly
         assert "bb" in (await behind).text
 
@@ -164,6 +247,7 @@ async def test_callers_that_leave_disturb_nobody(model: Path) -> None:
             assert f"number {number}<" in rendering.text.replace("\n", "<")
 
 
+@pytest.mark.usefixtures("held_up")
 async def test_too_many_are_refused_and_what_waits_is_told_of_the_end(model: Path) -> None:
     async with pool_of(model) as pool:
         await pool.render("m0", draft("a"))
@@ -183,8 +267,8 @@ async def test_too_many_are_refused_and_what_waits_is_told_of_the_end(model: Pat
 async def test_a_conversation_stays_with_its_worker(model: Path) -> None:
     pool = pool_of(model, workers=4)
     turns = [draft("You are", f"question {number}", *["more"] * number) for number in range(2, 40)]
-    assert len({id(pool._worker("m0", turn)) for turn in turns}) > 1
-    assert len({id(pool._worker("m0", draft("You are", "question", *["more"] * number))) for number in range(9)}) == 1
+    assert len({pool._work("m0", turn).worker for turn in turns}) > 1
+    assert len({pool._work("m0", draft("You are", "question", *["more"] * number)).worker for number in range(9)}) == 1
 
 
 async def test_a_worker_has_no_secrets_bounded_memory_and_ignores_the_terminal(model: Path) -> None:
@@ -201,15 +285,20 @@ async def test_a_worker_has_no_secrets_bounded_memory_and_ignores_the_terminal(m
         assert await next_worker() == pid
 
 
-async def test_workers_end_when_their_gateway_is_killed(model: Path) -> None:
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a render that does not end"])
+async def test_workers_end_when_their_gateway_is_killed(model: Path, busy: bool) -> None:
+    slow = "Draft('default', {'messages': [{'role': 'user', 'content': 'slow'}]})"
     script = (
-        "import asyncio, sys\nfrom gateway.prompt.pool import RenderPool\nfrom gateway.prompt.worker import Spoken\n"
-        "from gateway.prompt.renderer import Draft\n"
+        "import asyncio, sys\nfrom gateway.prompt import pool as pools\nfrom gateway.prompt.pool import RenderPool\n"
+        "from gateway.prompt.worker import Spoken\nfrom gateway.prompt.renderer import Draft\n"
+        f"pools._COMMAND = ('-c', {HELD_UP!r})\n"
         "async def main():\n"
         f"    spoken = Spoken({str(model)!r}, 'text', {read_model(model).digest()!r})\n"
-        "    async with RenderPool({'m': spoken}, workers=2, render_s=9, environ={}) as pool:\n"
+        f"    async with RenderPool({{'m': spoken}}, workers=2, render_s=1, wait_s=9, environ={{}}) as pool:\n"
         "        for word in 'abcdefgh':\n"
         "            await pool.render('m', Draft('default', {'messages': [{'role': 'user', 'content': word}]}))\n"
+        f"        slow = [asyncio.create_task(pool.render('m', {slow})) for _ in range({2 * busy})]\n"
+        "        await asyncio.sleep(0.1)\n"
         "        print('ready', flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
@@ -230,7 +319,7 @@ async def test_a_model_that_cannot_be_read_fails_its_renders_until_it_can(model:
     pool = pool_of(file)
     file.unlink()
     async with pool:
-        with pytest.raises(InternalError):
+        with pytest.raises(Rejected):
             await pool.render("m0", draft("a"))
         file.symlink_to(model)
         assert "bb" in (await pool.render("m0", draft("bb"))).text
@@ -244,7 +333,7 @@ async def test_a_worker_that_finds_other_files_than_the_gateway_read_renders_not
         await pool.render("m0", draft("a"))
         other.rename(file)
         os.kill(await next_worker(), signal.SIGKILL)
-        with capture_logs() as said, pytest.raises(InternalError):
+        with capture_logs() as said, pytest.raises(Rejected):
             await pool.render("m0", draft("bb"))
         assert f"{file}: The model's files have changed since the gateway read them" in str(said)
         file.unlink()
@@ -255,7 +344,7 @@ async def test_a_worker_that_finds_other_files_than_the_gateway_read_renders_not
 async def test_a_worker_that_does_not_start_fails_its_render(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     async with pool_of(model) as pool:
-        with pytest.raises(InternalError):
+        with pytest.raises(Rejected):
             await pool.render("m0", draft("a"))
 
 
@@ -263,7 +352,7 @@ async def test_a_worker_that_does_not_come_to_its_models_fails_its_render(monkey
     monkeypatch.setattr(pools, "_COMMAND", ("-c", "import sys\nsys.stdin.read()"))
     monkeypatch.setattr(pools, "_START_S", 0.2)
     async with pool_of(model) as pool:
-        with pytest.raises(InternalError):
+        with pytest.raises(Rejected):
             await pool.render("m0", draft("a"))
 
 
@@ -280,7 +369,7 @@ async def test_an_answer_that_is_none_fails_its_render(monkeypatch: pytest.Monke
     script += f"say(b'')\nwhile sys.stdin.buffer.read(1): say({answer})\n"
     monkeypatch.setattr(pools, "_COMMAND", ("-c", script))
     async with pool_of(Path("nowhere")) as pool:
-        with pytest.raises(InternalError):
+        with pytest.raises(Rejected):
             await pool.render("m0", draft("a"))
 
 
@@ -288,7 +377,7 @@ async def test_an_answer_beyond_any_size_is_not_waited_for(monkeypatch: pytest.M
     script = "import sys\nsys.stdout.buffer.write(bytes(4) + b'\\xff' * 4)\nsys.stdout.flush()\nsys.stdin.read()\n"
     monkeypatch.setattr(pools, "_COMMAND", ("-c", script))
     async with pool_of(Path("nowhere")) as pool:
-        with pytest.raises(InternalError):
+        with pytest.raises(Rejected):
             await pool.render("m0", draft("a"))
 
 

@@ -1,6 +1,7 @@
 """What a worker reads and writes, without its process."""
 
 from array import array
+from contextlib import nullcontext
 from io import BytesIO
 
 from support.vocabulary import fixed_clock, model_files
@@ -19,7 +20,7 @@ def draft(*roles: str, context_tokens: int | None = None) -> Draft:
 def answers(data: bytes) -> list[bytes]:
     """The frames that the worker writes for this input."""
     out = BytesIO()
-    serve(BytesIO(data), out, [RENDERER])
+    serve(BytesIO(data), out, [RENDERER], nullcontext)
     out.seek(0)
     found = []
     while head := out.read(HEAD_BYTES):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from support.scripted_engine import ScriptedEngine
 from support.vocabulary import small_tokenizer, template_text, tokenizer_fields
 
 from gateway.prompt.tokenizer import Detokenizer, Tokenizer
+from gateway.server import debugging
+from gateway.wire.jsonio import Decoder
 
 RENDER = "/v1/chat/completions/render"
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
@@ -128,7 +131,14 @@ REFUSED = [
     ("/tokenize", {"model": "m", "prompt": 5}, 400, "prompt"),
     ("/tokenize", {"model": "m", "prompt": "a", "tools": [TOOL]}, 400, "tools"),
     ("/tokenize", {"model": "m", "prompt": "a", "add_generation_prompt": True}, 400, "add_generation_prompt"),
+    *(
+        ("/tokenize", {"model": "m", "prompt": "a", name: value}, 400, name)
+        for name, value in (("continue_final_message", True), ("chat_template", "a"), ("chat_template_kwargs", {"a": 1}))
+    ),
     ("/tokenize", {"model": "m", "prompt": "a", "add_special_tokens": "yes"}, 400, "add_special_tokens"),
+    ("/tokenize", {"model": "m", "prompt": "é" * (8192 * 8 + 1)}, 400, "prompt"),
+    ("/detokenize", {"model": "m", "tokens": [1] * 8193}, 400, "tokens"),
+    ("/detokenize", {"model": "m", "tokens": [1] * 100_000}, 400, "tokens"),
     ("/tokenize", {"model": "m", "messages": []}, 400, "messages"),
     ("/tokenize", {"model": "m", "messages": [{"role": "user"}]}, 400, "messages[0].content"),
     ("/detokenize", {"model": "m"}, 400, "tokens"),
@@ -217,7 +227,7 @@ async def test_fields_that_nothing_reads_are_named() -> None:
 
 
 async def test_long_texts_are_worked_on_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    text, threads = "the one and only é 🦙 " * 2000, []
+    text, threads = "the one and only é 🦙 " * 300, []
     encode, detokenizer = Tokenizer.encode, Tokenizer.detokenizer
 
     def seen_encode(self: Tokenizer, text: str) -> tuple[int, ...]:
@@ -236,6 +246,63 @@ async def test_long_texts_are_worked_on_in_a_thread(monkeypatch: pytest.MonkeyPa
             assert await post(served, "/detokenize", {"model": "m", "tokens": told["tokens"]}) == {"prompt": asked}
             assert [thread is threading.main_thread() for thread in threads] == [here, here]
             threads.clear()
+
+
+async def test_long_texts_are_worked_on_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, most, encode = 0, 0, Tokenizer.encode
+
+    def seen(self: Tokenizer, text: str) -> tuple[int, ...]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        time.sleep(0.01)
+        now -= 1
+        return encode(self, text)
+
+    async with scripted() as (_, served):
+        monkeypatch.setattr(Tokenizer, "encode", seen)
+        asked = (post(served, "/tokenize", {"model": "m", "prompt": "the one " * 2000}) for _ in range(8))
+        assert len({told["count"] for told in await asyncio.gather(*asked)}) == 1
+    assert most == 1
+
+
+async def test_what_is_too_long_is_refused_before_it_costs_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    async with scripted() as (_, served):
+        monkeypatch.setattr(Tokenizer, "encode", never)
+        monkeypatch.setattr(Tokenizer, "detokenizer", never)
+        monkeypatch.setattr(debugging, "_DETOKENIZE", Decoder(int))
+        text = await served.client.post("/tokenize", json={"model": "m", "prompt": "a" * 1_000_000})
+        ids = await served.client.post("/detokenize", json={"model": "m", "tokens": [1] * 1_000_000})
+    assert [each.json()["error"]["param"] for each in (text, ids)] == ["prompt", "tokens"]
+    assert "more than the context holds, got 1000000" in text.text
+    assert "at most 131088 bytes" in ids.text
+
+
+async def test_half_a_character_is_read_as_on_the_chat_route() -> None:
+    body = b'{"model": "m", "prompt": "a\\ud83e", "\\ud83e": 1, "messages": null}'
+    async with scripted() as (_, served):
+        response = await served.client.post("/tokenize", content=body)
+        odd = await served.client.post("/tokenize", content=b'{"model": "m", "prompt": "a", "\xff": 1}')
+    assert response.status_code == 200, response.text
+    told = response.json()
+    assert told["tokens"] == list(small_tokenizer().encode("a\N{REPLACEMENT CHARACTER}"))
+    assert told["ignored"][0] == "lone-surrogates"
+    assert odd.status_code == 400
+
+
+async def test_a_path_with_one_slash_too_many_is_no_path_and_each_answer_has_an_id() -> None:
+    async with scripted() as (_, served):
+        found = [
+            await served.client.post(f"{path}/", json={"model": "m", "prompt": "a"}) for path in ("/tokenize", "/detokenize")
+        ]
+        assert [(each.status_code, each.json()["error"]["code"]) for each in found] == [(404, "unknown_url")] * 2
+        found.append(await served.client.post("/tokenize", json={"model": "m", "prompt": "a"}))
+        found.append(await served.client.get(f"{served.admin_url}/health"))
+        found.append(await served.chat())
+    assert len({each.headers["x-request-id"] for each in found}) == 5
 
 
 async def test_a_client_that_leaves_in_mid_body_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
