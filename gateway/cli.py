@@ -121,17 +121,19 @@ def parse(
     prompt_tail: Annotated[str, typer.Option(help="How the prompt ends: it decides whether the thought is open.")] = "",
     finish_reason: Annotated[str, typer.Option(help="Why the engine stopped: stop or length.")] = "stop",
     chunks: Annotated[str, typer.Option(help="How the output comes: one, char or random:SEED.")] = "one",
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="Read one JSON object a line instead.")] = False,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Read one JSON object a line; the other options fill what it leaves out.")
+    ] = False,
 ) -> None:
     """Parse a model's raw output from standard input, and print the message as JSON."""
     formats = load_formats()
     try:
         cut = chunking(chunks)
+        offered = read_tools(tools.read_bytes()) if tools is not None else None
+        said = {"format": form, "tools": offered, "prompt_tail": prompt_tail, "finish_reason": finish_reason}
         if not jsonl:
-            offered = read_tools(tools.read_bytes()) if tools is not None else None
             raw = _text(sys.stdin.buffer.read())
-            said = {"format": form, "raw": raw, "tools": offered, "prompt_tail": prompt_tail, "finish_reason": finish_reason}
-            typer.echo(encode(parse_case(read_case(encode(said)), formats, cut)))
+            typer.echo(encode(parse_case(read_case(encode({"raw": raw}), said), formats, cut)))
             return
     except BadRequest as error:
         _fail(f"{_option(error.param or '')}: {error.message}", 2)
@@ -139,7 +141,7 @@ def parse(
         if not line.strip():
             continue
         try:
-            typer.echo(encode(parse_case(read_case(line), formats, cut)))
+            typer.echo(encode(parse_case(read_case(line, said), formats, cut)))
         except BadRequest as error:
             _fail(f"line {number}: {f'{error.param}: ' if error.param else ''}{error.message}", 2)
 

@@ -63,22 +63,17 @@ class Case(msgspec.Struct, kw_only=True):
 
 _FINISHES: Mapping[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 _CASE: Decoder[Case] = Decoder(Case)
+_FIELDS: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 _OUTLINE: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 _TOOLS: Decoder[list[_Tool]] = Decoder(list[_Tool])
 
 
-def read_case(line: bytes) -> Case:
-    """One line of `--jsonl`. Raises BadRequest with the field."""
+def read_case(line: bytes, defaults: Mapping[str, Any] | None = None) -> Case:
+    """One line of `--jsonl`, with `defaults` for the fields that it leaves out. Raises BadRequest with the field."""
     try:
-        case = _CASE.decode(line)
-        names = _OUTLINE.decode(line)
+        return _CASE.decode(encode({**(defaults or {}), **_FIELDS.decode(line)}))
     except JsonError as error:
         raise BadRequest(error.message, param=error.path) from None
-    known = Case.__struct_fields__
-    for name in names:
-        if name not in known:
-            raise BadRequest(f"no such field; known: {', '.join(known)}", param=shown(name))
-    return case
 
 
 def read_tools(data: bytes) -> list[_Tool]:

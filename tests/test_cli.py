@@ -371,6 +371,12 @@ def test_parse_names_the_option_that_is_wrong(tmp_path: Path, arguments: list[st
     assert errors.startswith(f"interlock: {error}")
 
 
+def test_the_options_of_parse_fill_what_a_line_leaves_out() -> None:
+    lines = b'{"raw": "a</think>b"}\n{"raw": "a</think>b", "prompt_tail": ""}\n'
+    code, messages, _ = parse_command("--jsonl", "--format", "hermes", "--prompt-tail", "<think>", said=lines)
+    assert (code, [message["reasoning"] for message in messages]) == (0, ["a", None])
+
+
 def test_parse_refuses_what_is_no_text() -> None:
     code, messages, errors = parse_command("--format", "plain", said=b"\xff")
     assert (code, messages, errors) == (2, [], "interlock: standard input: not UTF-8 at byte 0\n")
