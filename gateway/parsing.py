@@ -26,7 +26,7 @@ from gateway.request import (
     ToolSpec,
     Usage,
 )
-from gateway.wire.jsonio import Decoder, JsonError, Raw
+from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
 
 NO_ID = -1  # of a piece of text that is no marker
 MAX_PIECE = 12  # characters of a random chunk
@@ -63,7 +63,6 @@ class Case(msgspec.Struct, kw_only=True):
 
 _FINISHES: Mapping[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 _CASE: Decoder[Case] = Decoder(Case)
-_FIELDS: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 _OUTLINE: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 _TOOLS: Decoder[list[_Tool]] = Decoder(list[_Tool])
 
@@ -71,9 +70,15 @@ _TOOLS: Decoder[list[_Tool]] = Decoder(list[_Tool])
 def read_case(line: bytes, defaults: Mapping[str, Any] | None = None) -> Case:
     """One line of `--jsonl`, with `defaults` for the fields that it leaves out. Raises BadRequest with the field."""
     try:
-        return _CASE.decode(encode({**(defaults or {}), **_FIELDS.decode(line)}))
+        fields = _OUTLINE.decode(line)
+        case = _CASE.decode(encode({**(defaults or {}), **fields}))
     except JsonError as error:
         raise BadRequest(error.message, param=error.path) from None
+    known = Case.__struct_fields__
+    for name in fields:
+        if name not in known:
+            raise BadRequest(f"no such field; known: {', '.join(known)}", param=shown(name))
+    return case
 
 
 def read_tools(data: bytes) -> list[_Tool]:
