@@ -24,7 +24,7 @@ import structlog
 from gateway.errors import BadRequest, ContextTooLong, Draining, GatewayError, Rejected
 from gateway.prompt.renderer import Draft, Rendering
 from gateway.prompt.template import Stopped
-from gateway.prompt.worker import HEAD_BYTES, Answer, Ask, Refused, Rendered, Spoken, TooLong, framed
+from gateway.prompt.worker import HEAD_BYTES, TOO_DEEP, Answer, Ask, Refused, Rendered, Spoken, TooLong, framed
 from gateway.wire import jsonio
 
 _log = structlog.get_logger("interlock.prompt")
@@ -95,7 +95,7 @@ class RenderPool:
             frame = framed(jsonio.encode(Ask(self._places[model], draft)))
             first = jsonio.encode([model, draft.variables.get("messages", [])[:_FIRST_MESSAGES]])
         except RecursionError:
-            raise BadRequest("The messages are nested too deeply.", param="messages") from None
+            raise BadRequest(TOO_DEEP.message, param=TOO_DEEP.param) from None
         return _Work(frame, crc32(first) % len(self._workers))
 
     async def _answer(self, work: "_Work") -> Answer:

@@ -74,6 +74,9 @@ class TooLong(msgspec.Struct, frozen=True, tag=True):
 Answer = Rendered | Refused | TooLong
 
 
+TOO_DEEP = Refused("The messages are nested too deeply.", "messages")
+
+
 def framed(data: bytes) -> bytes:
     """The data after their length."""
     return len(data).to_bytes(HEAD_BYTES, "big") + data
@@ -90,10 +93,17 @@ def serve(
         data = asks.read(size)
         if len(data) < size:
             return
-        ask = decoder.decode(data)
         with bounded():
-            answer = jsonio.encode(_answer(renderers[ask.model], ask.draft))
+            answer = jsonio.encode(_answered(decoder, data, renderers))
         _write(answers, answer)
+
+
+def _answered(decoder: jsonio.Decoder[Ask], data: bytes, renderers: Sequence[Renderer]) -> Answer:
+    try:
+        ask = decoder.decode(data)
+    except jsonio.JsonError:  # what could be written
+        return TOO_DEEP
+    return _answer(renderers[ask.model], ask.draft)
 
 
 def _answer(renderer: Renderer, draft: Draft) -> Answer:

@@ -381,9 +381,10 @@ async def test_an_answer_beyond_any_size_is_not_waited_for(monkeypatch: pytest.M
             await pool.render("m0", draft("a"))
 
 
-async def test_messages_beyond_the_depth_of_json_are_refused(model: Path) -> None:
+@pytest.mark.parametrize("depth", [5_000, 990], ids=["for who writes", "for who reads"])
+async def test_messages_beyond_the_depth_of_json_are_refused(model: Path, depth: int) -> None:
     deep: list[Any] = []
-    for _ in range(5_000):
+    for _ in range(depth):
         deep = [deep]
     async with pool_of(model) as pool:
         with pytest.raises(BadRequest, match="nested too deeply"):
