@@ -196,8 +196,24 @@ async def round_trips(model: Path) -> str:
                 raise BenchError("the worker's rendering is another")
             here_s = time.perf_counter() - began_s
             lines.append(f"{name} of {len(there.ids)} tokens: {there_s * 1e3:.0f} ms there, {here_s * 1e3:.0f} ms here")
+        there_ms, here_ms = await turn_ms(pool, here)
+        lines.append(f"the gateway's CPU for an agent's turn of 20 messages: {there_ms:.2f} ms there, {here_ms:.2f} ms here")
         lines.append(f"its memory: {peak_mb(tree(os.getpid())[1]):.0f} MB at most")
     return "; ".join(lines)
+
+
+async def turn_ms(pool: RenderPool, here: Renderer) -> tuple[float, float]:
+    """CPU of this process for a turn of some 6,000 tokens that has one new message: rendered there, and here."""
+    messages = [{"role": role, "content": " ".join(WORDS[:400])} for _ in range(9) for role in ("user", "assistant")]
+    turns = [Draft("default", {"messages": [*messages, {"role": "user", "content": f"turn {number}"}]}) for number in range(100)]
+    await pool.render("m", turns[0])
+    began_s = time.process_time()
+    for turn in turns[1:]:
+        await pool.render("m", turn)
+    there_s, began_s = time.process_time() - began_s, time.process_time()
+    for turn in turns:
+        here.render(turn)
+    return there_s / (len(turns) - 1) * 1e3, (time.process_time() - began_s) / len(turns) * 1e3
 
 
 def peak_mb(pid: int) -> float:
