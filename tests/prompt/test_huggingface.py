@@ -67,14 +67,14 @@ def test_settings_of_a_model_within_a_model(tmp_path: Path) -> None:
     assert files.context_tokens == 77
     own = {"eos_token_id": None, "max_position_embeddings": None} | inner
     files = read(tmp_path, tokenizer_config={"chat_template": "T"}, config=own)
-    assert (files.stop_ids, files.context_tokens, files.conflicts) == ({258}, 77, ())
+    assert (files.stop_ids, files.context_tokens, files.conflicts) == (frozenset({258}), 77, ())
 
 
 def test_a_model_and_the_model_within_it_may_differ(tmp_path: Path) -> None:
     inner = {"eos_token_id": 258, "max_position_embeddings": 77, "vocab_size": 260}
     config = {"eos_token_id": 257, "max_position_embeddings": 99, "vocab_size": 260, "text_config": inner}
     files = read(tmp_path, tokenizer_config=SETTINGS, config=config)
-    assert (files.stop_ids, files.context_tokens) == ({257, 258}, 99)
+    assert (files.stop_ids, files.context_tokens) == (frozenset({257, 258}), 99)
     assert files.conflicts == (
         "config.json's text_config has '77' for max_position_embeddings, config.json '99', which is followed.",
         "The files name different end tokens, each of which ends an answer: config.json '</s>'; config.json's text_config "
