@@ -2,7 +2,11 @@
 
 import importlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from gateway.formats import registry
 from gateway.formats.compiled import CompiledFormat
@@ -10,6 +14,7 @@ from gateway.formats.spec import FormatSpec
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "formats.md"
+ARGUED = ROOT / "tests" / "conformance" / "argued.yaml"
 
 HEAD = """\
 # Formats
@@ -62,15 +67,34 @@ TAIL = """
 ## The public suite
 
 `make conformance` runs the cases of the package `canitoolcall` through these parsers, by text and by ids, whole and in nine
-chunkings, and counts only strict passes. `tests/conformance/argued.yaml` lists the cases that are answered otherwise on purpose,
-each with what is given instead and why.
+chunkings, and counts only strict passes. `make splits` runs our own transcripts in 200 random splits each; `make fuzz` mutates
+them under a coverage-guided fuzzer.
+
+{policies} cases of the suite want the text of a call that the token limit cut to vanish; here it is content. {argued} more are
+answered otherwise on purpose, shown here by outputs of the same kind:
+
+| case | an output of its kind | the suite wants | here | why |
+|---|---|---|---|---|
 """
 
 
 def document() -> str:
     """The whole page."""
     formats = {each.name: each for each in registry.load().values() if isinstance(each, CompiledFormat)}
-    return HEAD + "".join(_row(formats[name].program.spec) for name in sorted(formats)) + TAIL
+    listed = yaml.safe_load(ARGUED.read_text(encoding="utf-8"))
+    tail = TAIL.format(policies=len(listed["policy"]), argued=len(listed["argued"]))
+    rows = "".join(_row(formats[name].program.spec) for name in sorted(formats))
+    return HEAD + rows + tail + "".join(_argument(case, said) for case, said in listed["argued"].items())
+
+
+def _argument(case: str, said: Mapping[str, Any]) -> str:
+    cells = (f"`{case}`", _shown(said["raw"]), _answer(said["suite"]), _answer(said["ours"]), said["witness"])
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _answer(said: Mapping[str, Any]) -> str:
+    content = _shown(said["content"]) if said["content"] else "no content"
+    return f"{content}; {', '.join(f'a call of {name}' for name in said['calls']) or 'no call'}"
 
 
 def _row(spec: FormatSpec) -> str:
