@@ -1,4 +1,4 @@
-"""docs/formats.md is true: its made-up family works as it stands there, and what it argues with the public suite is as it says."""
+"""docs/formats.md is true: its made-up family works as it stands there, and so is what it argues with the public suite."""
 
 from pathlib import Path
 from typing import Any
