@@ -1,4 +1,5 @@
-# One word for each thing that a user or a contributor does. Everything is installed into .venv, from locks with hashes.
+# One word for each thing that a user or a contributor does. Everything is installed into .venv, from locks with hashes, but for
+# what `fuzz` and `test-vllm` install under .cache/ beside it.
 PYTHON ?= python3
 PORT ?= 8080
 BENCH ?=
