@@ -1,4 +1,4 @@
-"""What a family's file says: the declarative description that `gateway.formats.machine` compiles.
+"""What a family's file says: the declarative description that `gateway.formats.program` compiles.
 
 Invariant: values only. A family is one `FormatSpec`; what cannot be said with these fields is a codec's task, never a family's.
 """
