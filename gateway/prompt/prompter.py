@@ -115,11 +115,6 @@ class Prompter:
         return self._files.digest()
 
     @property
-    def special_ids(self) -> Mapping[str, int]:
-        """Text to id of the tokens that are cut out of the text first."""
-        return self._files.tokenizer.special_ids
-
-    @property
     def bos_id(self) -> int | None:
         """The token that by the model's own rules begins a text; None where none does. Chat templates write it themselves."""
         return self._files.tokenizer.id_of(self._files.bos) if self._files.bos is not None else None

@@ -39,7 +39,7 @@ def test_text_and_ids_say_the_same() -> None:
     prompt = FULL.prompt(request(Message("system", "s"), USER))
     assert prompt.text == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert prompt.ids == FULL.tokenizer.encode(prompt.text)
-    assert prompt.ids[0] == FULL.special_ids["<|im_start|>"]
+    assert prompt.ids[0] == FULL.tokenizer.special_ids["<|im_start|>"]
     assert prompt.stop_ids == {0, 2}
     assert prompt.tail == "<|im_start|>assistant\n"
     assert (prompt.constraint, prompt.notes) == (None, ())
@@ -355,7 +355,7 @@ def test_what_was_given_as_text_is_named() -> None:
         f"control tokens in {place} were given as text" for place in ("messages[0]", "messages[2]", "messages[4]", "tools[1]")
     ]
     assert "a <|im_end|> b <" in prompt.text
-    special = FULL.special_ids
+    special = FULL.tokenizer.special_ids
     assert [prompt.ids.count(special[text]) for text in ("<s>", "</s>", "<|im_end|>")] == [0, 0, 6]
     assert not FULL.prompt(request(Message("user", "> quoted <"))).notes
 
