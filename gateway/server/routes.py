@@ -5,6 +5,7 @@ in its OpenAPI document.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -71,7 +72,7 @@ class Condition:
 
 def operations(registry: Registry, models: tuple[Model, ...], condition: Condition, expose: Expose | None) -> FastAPI:
     """`/health`, `/ready` and, where `expose` is given, `/metrics`."""
-    api = FastAPI(title="Interlock", version="0.1.0", docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    api = FastAPI(title="Interlock", version=version("interlock"), docs_url="/docs", redoc_url=None, redirect_slashes=False)
 
     @api.head("/health", include_in_schema=False)
     @api.get("/health", summary="Alive: the event loop turns")
