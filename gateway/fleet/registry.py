@@ -60,16 +60,14 @@ class Registry:
         self.running = InFlight()
         self._changed = asyncio.Event()
 
-    def set_ready(self, engine_id: str, ready: bool, problem: Problem = "unreachable") -> bool:
-        """Records an engine's health, and what is wrong where it is not ready; True where it was ready and is not, or is now.
-        Wakes those who wait for an engine then."""
+    def set_ready(self, engine_id: str, ready: bool, problem: Problem = "unreachable") -> None:
+        """Records an engine's health, and what is wrong where it is not ready. Wakes those who wait where it was ready and is
+        not, or is now."""
         changed = self.is_ready(engine_id) != ready
         self._problems[engine_id] = None if ready else problem
-        if not changed:
-            return False
-        self._changed.set()
-        self._changed = asyncio.Event()
-        return True
+        if changed:
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     def lost(self, engine_id: str) -> None:
         """Records that traffic found an engine gone, or that it broke off an answer. It may have been restarted with another
