@@ -39,7 +39,7 @@ def context_of(model: Model, registry: Registry) -> int | None:
     return min((context for context in (own, *said) if context is not None), default=None)
 
 
-async def off_loop(body: bytes, work: Callable[[], T]) -> T:
+async def _off_loop(body: bytes, work: Callable[[], T]) -> T:
     """What takes a time that grows with the body is done in a thread where that is long."""
     return work() if len(body) < THREAD_BODY_BYTES else await asyncio.to_thread(work)
 
@@ -56,10 +56,10 @@ def _check_biases(request: GenerateRequest, size: int) -> None:
 
 async def _prompt(rendered: Rendered, request: GenerateRequest, context_tokens: int | None) -> Prompt:
     prompter, body = rendered.prompter, request.body
-    plan = await off_loop(body, lambda: prompter.plan(request, context_tokens))
+    plan = await _off_loop(body, lambda: prompter.plan(request, context_tokens))
     here = _rendered_here(rendered, plan) if len(body) < HERE_BODY_BYTES else None
     rendering = here or await _elsewhere(rendered, plan.draft)
-    return await off_loop(body, lambda: prompter.finished(plan, rendering))
+    return await _off_loop(body, lambda: prompter.finished(plan, rendering))
 
 
 def _rendered_here(rendered: Rendered, plan: Plan) -> Rendering | None:

@@ -24,7 +24,7 @@ import structlog
 from gateway.errors import BadRequest, ContextTooLong, Draining, GatewayError, Rejected
 from gateway.prompt.renderer import Draft, Rendering
 from gateway.prompt.template import Stopped
-from gateway.prompt.worker import HEAD_BYTES, TOO_DEEP, Answer, Ask, Refused, Rendered, Spoken, TooLong, framed
+from gateway.prompt.worker import HEAD_BYTES, TOO_DEEP, Answer, Ask, Made, Refused, Spoken, TooLong, framed
 from gateway.wire import jsonio
 
 _log = structlog.get_logger("interlock.prompt")
@@ -81,7 +81,7 @@ class RenderPool:
         """As `Renderer.render`, and raises Rejected where too many wait, it waited too long, or no worker could render it."""
         answer = await self._answer(self._work(model, draft))
         match answer:
-            case Rendered():
+            case Made():
                 ids = array("I")
                 ids.frombytes(answer.ids)
                 return Rendering(answer.text, tuple(ids), answer.lost_bytes, answer.marked, answer.left_out)

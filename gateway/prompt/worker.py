@@ -48,7 +48,7 @@ class Ask(msgspec.Struct, frozen=True):
     draft: Draft
 
 
-class Rendered(msgspec.Struct, frozen=True, tag=True):
+class Made(msgspec.Struct, frozen=True, tag=True):
     """A Rendering; the ids as unsigned integers of 32 bits in the machine's own byte order."""
 
     text: str
@@ -71,7 +71,7 @@ class TooLong(msgspec.Struct, frozen=True, tag=True):
     least_tokens: int
 
 
-Answer = Rendered | Refused | TooLong
+Answer = Made | Refused | TooLong
 
 
 TOO_DEEP = Refused("The messages are nested too deeply.", "messages")
@@ -114,7 +114,7 @@ def _answer(renderer: Renderer, draft: Draft) -> Answer:
     except BadRequest as error:
         return Refused(error.message, error.param)
     ids = array("I", rendering.ids).tobytes()
-    return Rendered(rendering.text, ids, rendering.lost_bytes, rendering.marked, rendering.left_out)
+    return Made(rendering.text, ids, rendering.lost_bytes, rendering.marked, rendering.left_out)
 
 
 def _write(answers: BinaryIO, data: bytes) -> None:

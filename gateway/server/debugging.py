@@ -97,7 +97,7 @@ class Debugging:
             names = _names(said)
             _refuse_beside_prompt(names)
             self._bound_text(model, text)
-            ignored = [*mended, *_unread(TokenizeBody, names)]
+            ignored = [*mended, *_ignored(TokenizeBody, names)]
             return await self._in_turn(body, lambda: self._tokenized(model, asked, tokenizer.encode(text), ignored))
         request = self._dialect.parse(body, self._options.limits)
         ids = (await self._prompt(model, request)).ids
@@ -113,7 +113,7 @@ class Debugging:
         at_most("tokens", len(bytes(unread.tokens)), _ID_BYTES * (most + 1), "bytes")
         asked = _read(_DETOKENIZE, body)
         at_most("tokens", len(asked.tokens), most, "ids, which is the context's length")
-        ignored = list(_unread(DetokenizeBody, _names(body)))
+        ignored = list(_ignored(DetokenizeBody, _names(body)))
         told = {"ignored": ignored} if ignored else {}
         return await self._in_turn(body, lambda: encode({"prompt": _text(tokenizer, asked.tokens), **told}))
 
@@ -178,7 +178,7 @@ def _mended(decoder: Decoder[T], body: bytes) -> tuple[bytes, tuple[str, ...]]:
     return body, ()
 
 
-def _unread(shape: type[msgspec.Struct], names: Sequence[str]) -> Iterator[str]:
+def _ignored(shape: type[msgspec.Struct], names: Sequence[str]) -> Iterator[str]:
     """The names of the fields that nothing reads."""
     return iter(fit_for_header(name for name in names if name not in shape.__struct_fields__))
 

@@ -358,7 +358,7 @@ async def test_a_worker_that_does_not_come_to_its_models_fails_its_render(monkey
 
 NONSENSE = {
     "not ours": "b'[1, 2]'",
-    "of a wrong type": """b'{"type": "Rendered", "text": 1, "ids": "", "lost_bytes": 0, "marked": false}'""",
+    "of a wrong type": """b'{"type": "Made", "text": 1, "ids": "", "lost_bytes": 0, "marked": false}'""",
     "not JSON": "b'\\x80\\x04'",
 }
 

@@ -7,7 +7,7 @@ from io import BytesIO
 from support.vocabulary import fixed_clock, model_files
 
 from gateway.prompt.renderer import Draft, Renderer
-from gateway.prompt.worker import HEAD_BYTES, Answer, Ask, Refused, Rendered, TooLong, framed, serve
+from gateway.prompt.worker import HEAD_BYTES, Answer, Ask, Made, Refused, TooLong, framed, serve
 from gateway.wire import jsonio
 
 RENDERER = Renderer(model_files("strict"), clock=fixed_clock)
@@ -35,7 +35,7 @@ def test_each_ask_has_its_answer_after_the_empty_frame() -> None:
     done, refused, too_long = map(decoder.decode, frames)
     assert ready == b""
     rendering = RENDERER.render(asked[0])
-    assert done == Rendered(rendering.text, array("I", rendering.ids).tobytes(), 0, False)
+    assert done == Made(rendering.text, array("I", rendering.ids).tobytes(), 0, False)
     assert isinstance(refused, Refused)
     assert (refused.param, "refuses" in refused.message) == ("messages", True)
     assert isinstance(too_long, TooLong)
