@@ -36,9 +36,10 @@ from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.metrics import Metrics, Served
 from gateway.prompt.detect import FormatUnknown, detect_format
+from gateway.prompt.model_files import DEFAULT, ModelFiles
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.prompter import Prompter
-from gateway.prompt.source import DEFAULT, read_model
+from gateway.prompt.source import read_model
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
 from gateway.server.completions import Completions, ServeOptions
@@ -227,7 +228,7 @@ def _warn(model: Model) -> None:
 
 def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
     files = read_model(speech.source)
-    native = Prompter(files, tools="native", syntax=None, clock=_now, seconds=time.thread_time)
+    native = _native(files)
     own = formats[speech.format] if speech.format != AUTO_FORMAT else detect_format(native, files.templates[DEFAULT], formats)
     call_format = own
     if speech.tools == "constrained" and own.call_syntax is None:
@@ -246,12 +247,12 @@ def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
 
 def tools_for(model: Path) -> ToolMode:
     """`constrained` where the model's template ignores tools. Raises ModelFileError."""
-    return (
-        "native"
-        if Prompter(read_model(model), tools="native", syntax=None, clock=_now, seconds=time.thread_time).capabilities.tools
-        == "yes"
-        else "constrained"
-    )
+    return "native" if _native(read_model(model)).capabilities.tools == "yes" else "constrained"
+
+
+def _native(files: ModelFiles) -> Prompter:
+    """What tells how the model's own template speaks."""
+    return Prompter(files, tools="native", syntax=None, clock=_now, seconds=time.thread_time)
 
 
 def _now() -> datetime:
