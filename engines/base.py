@@ -23,14 +23,12 @@ class Traits:
     """What a kind of engine can do.
 
     `takes_ids`: it generates from token ids (else the chat request is passed on: `format: engine`). `streams_ids`: the ids of
-    every token come in the stream, so that markers are matched by id. `takes_stop_ids`: it stops at any id it is told; elsewhere
-    the gateway watches for them. `choices`: it can make several answers in one request.
-    `constraints`: what its own structured output can enforce.
+    every token come in the stream, so that markers are matched by id. `choices`: it can make several answers in one
+    request. `constraints`: what its own structured output can enforce.
     """
 
     takes_ids: bool
     streams_ids: bool
-    takes_stop_ids: bool
     choices: bool
     constraints: frozenset[Literal["json", "calls"]] = frozenset()
 

@@ -30,9 +30,7 @@ class LlamaCpp:
     """The adapter. It keeps the grammars of the last tool sets."""
 
     kind = "llamacpp"
-    traits = Traits(
-        takes_ids=True, streams_ids=False, takes_stop_ids=False, choices=False, constraints=frozenset({"json", "calls"})
-    )
+    traits = Traits(takes_ids=True, streams_ids=False, choices=False, constraints=frozenset({"json", "calls"}))
     health_path = "/health"
     info_paths = ("/props",)
 

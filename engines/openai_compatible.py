@@ -45,7 +45,7 @@ class OpenAiCompatible:
     """The adapter."""
 
     kind = "openai"
-    traits = Traits(takes_ids=False, streams_ids=False, takes_stop_ids=False, choices=True)
+    traits = Traits(takes_ids=False, streams_ids=False, choices=True)
     health_path = "/v1/models"
     info_paths = ("/v1/models",)
 

@@ -39,9 +39,7 @@ class Vllm:
     """The adapter. It keeps the grammars of the last tool sets, in GBNF: vLLM's xgrammar reads llama.cpp's language."""
 
     kind = "vllm"
-    traits = Traits(
-        takes_ids=True, streams_ids=True, takes_stop_ids=True, choices=False, constraints=frozenset({"json", "calls"})
-    )
+    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}))
     health_path = "/health"
     info_paths = ("/version", "/v1/models")
 

@@ -19,10 +19,8 @@ from gateway.settings_tree import MAX_FILE_BYTES
 
 ROOT = Path(__file__).parent.parent
 KINDS = {
-    "llamacpp": Traits(
-        takes_ids=True, streams_ids=False, takes_stop_ids=False, choices=False, constraints=frozenset({"json", "calls"})
-    ),
-    "openai": Traits(takes_ids=False, streams_ids=False, takes_stop_ids=False, choices=True),
+    "llamacpp": Traits(takes_ids=True, streams_ids=False, choices=False, constraints=frozenset({"json", "calls"})),
+    "openai": Traits(takes_ids=False, streams_ids=False, choices=True),
 }
 FORMATS = ("plain", "hermes", "qwen25")
 
@@ -553,7 +551,7 @@ def test_a_relative_source_starts_at_the_settings_file(folder: Path, monkeypatch
 
 def test_an_engine_without_a_grammar_cannot_be_constrained(folder: Path) -> None:
     (folder / "f.yaml").write_text(model_with("tools: constrained"))
-    kinds = {"llamacpp": Traits(takes_ids=True, streams_ids=False, takes_stop_ids=False, choices=False)}
+    kinds = {"llamacpp": Traits(takes_ids=True, streams_ids=False, choices=False)}
     with pytest.raises(SettingsError, match=r"engines\[0\]\.kind: llamacpp cannot enforce tool calls"):
         load(folder / "f.yaml", {}, kinds=kinds, formats=(), inspect=speakable)
 
