@@ -17,11 +17,11 @@ from gateway.errors import BadRequest, ModelFileError, shown
 from gateway.formats.base import CallSyntax
 from gateway.prompt.constrain import broken_calls, call_answer, cut_thoughts, restate
 from gateway.prompt.conversation import Turn, sure_texts, turns
+from gateway.prompt.model_files import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.normalize import fit, fit_kwargs, thinking_switch, tool_dict
 from gateway.prompt.probe import Capabilities, probe
 from gateway.prompt.proof import claims
 from gateway.prompt.renderer import ControlTokens, Draft, Renderer, Rendering, refuse_over
-from gateway.prompt.source import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.tokenizer import Tokenizer
 from gateway.prompt.turn_end import Render, answer_opener, turn_end
 from gateway.request import Constraint, GenerateRequest, Prompt, ToolSpec

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from gateway.errors import BadRequest, ContextTooLong
 from gateway.prompt.blame import blamed
+from gateway.prompt.model_files import DEFAULT, ModelFiles
 from gateway.prompt.neutral import MarkedText, Places, Spellings, clients_own, unused_blank, unused_character, with_plain_marks
 from gateway.prompt.proof import Claim, proved
 from gateway.prompt.segments import Segments, cut_tokens
-from gateway.prompt.source import DEFAULT, ModelFiles
 from gateway.prompt.template import ChatTemplate, Stopped
 from gateway.prompt.turn_end import turn_tokens
 

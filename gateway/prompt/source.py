@@ -11,9 +11,7 @@ from gateway.errors import ModelFileError
 from gateway.prompt import gguf
 from gateway.prompt.gguf_source import from_metadata
 from gateway.prompt.huggingface import read_directory
-from gateway.prompt.model_files import DEFAULT, TOOL_USE, ModelFiles
-
-__all__ = ("DEFAULT", "TOOL_USE", "ModelFiles", "from_metadata", "read_model")
+from gateway.prompt.model_files import ModelFiles
 
 
 def read_model(path: Path) -> ModelFiles:

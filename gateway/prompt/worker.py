@@ -23,8 +23,9 @@ from typing import BinaryIO
 import msgspec
 
 from gateway.errors import BadRequest, ContextTooLong, ModelFileError
+from gateway.prompt.model_files import DEFAULT
 from gateway.prompt.renderer import ControlTokens, Draft, Renderer
-from gateway.prompt.source import DEFAULT, read_model
+from gateway.prompt.source import read_model
 from gateway.wire import jsonio
 
 HEAD_BYTES = 4

@@ -18,7 +18,8 @@ from typing import Protocol, cast
 import httptools
 import uvloop
 
-from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.model_files import ModelFiles
+from gateway.prompt.source import read_model
 
 TOKEN = b" word"
 _MAX_TOKENS = re.compile(rb'"(?:max_completion_tokens|max_tokens|n_predict)"\s*:\s*(\d+)')

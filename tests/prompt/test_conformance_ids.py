@@ -24,8 +24,9 @@ from support.vocabulary import SYNTAX, fixed_clock, template_text
 from transformers import PreTrainedTokenizerFast
 
 from gateway.errors import BadRequest
+from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.prompter import Prompter
-from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.source import read_model
 from gateway.request import Prompt
 
 __all__ = ["fixed_reference_time"]

@@ -11,8 +11,8 @@ from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.registry import by_name, load
 from gateway.formats.spec import Block, FormatSpec, Marker
 from gateway.prompt.detect import FormatUnknown, detect_format
+from gateway.prompt.model_files import DEFAULT
 from gateway.prompt.prompter import Prompter
-from gateway.prompt.source import DEFAULT
 
 FORMATS = load()
 REAL = Path(__file__).parents[3] / "shared" / "templates"

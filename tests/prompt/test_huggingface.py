@@ -11,8 +11,9 @@ from support.vocabulary import byte_alphabet, fixed_clock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from gateway.errors import ModelFileError
+from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.renderer import Renderer
-from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.source import read_model
 
 
 def directory(folder: Path, files: dict[str, Any], *, bos_rule: bool = False) -> Path:

@@ -22,12 +22,13 @@ from tokenizers import Tokenizer as Backend
 
 from gateway.errors import BadRequest, ModelFileError
 from gateway.prompt import tokenizer as ours
+from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.neutral import MarkedText, Spellings, clients_own, strings, unused_character, with_plain_marks
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.renderer import Draft, Renderer
 from gateway.prompt.sentencepiece import Prefix
 from gateway.prompt.sentencepiece_file import read_pieces
-from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.source import read_model
 from gateway.prompt.tokenizer import from_pieces
 from gateway.request import GenerateRequest, Message
 from gateway.wire import jsonio

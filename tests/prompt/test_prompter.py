@@ -9,8 +9,9 @@ from support.vocabulary import CONTROL, DEFINED, SYNTAX, WORDS, fixed_clock, mod
 
 from gateway.errors import BadRequest, ContextTooLong, ModelFileError
 from gateway.prompt.constrain import statement
+from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.prompter import Prompter, ToolMode
-from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.source import read_model
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Message, ToolCall, ToolChoice, ToolSpec
 
 REAL = Path(__file__).parents[3] / "shared" / "templates"

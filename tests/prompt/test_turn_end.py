@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.vocabulary import fixed_clock, model_files
 
+from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.probe import Capabilities, probe
 from gateway.prompt.prompter import Prompter
-from gateway.prompt.source import ModelFiles
 from gateway.prompt.template import ChatTemplate
 from gateway.prompt.turn_end import Render, answer_opener, turn_end, turn_tokens
 from gateway.request import GenerateRequest, Message

@@ -12,7 +12,8 @@ from support.real_vocabularies import model_directory, qwen_vocabulary
 from support.scripted_engine import ScriptedEngine, chat
 
 from gateway.prompt.gguf import read_metadata
-from gateway.prompt.source import DEFAULT, read_model
+from gateway.prompt.model_files import DEFAULT
+from gateway.prompt.source import read_model
 
 MISMATCH = sample("interlock_engine_tokenizer_mismatch", **PAIR)
 IMPATIENT: dict[str, Any] = {"limits": {"queue_wait_s": 0.1}}

@@ -8,7 +8,8 @@ from pathlib import Path
 from support.gguf_writer import Field, Typed
 
 from gateway.formats.base import CallSyntax
-from gateway.prompt.source import ModelFiles, from_metadata
+from gateway.prompt.gguf_source import from_metadata
+from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.tokenizer import Tokenizer, from_gguf
 
 TEMPLATES = Path(__file__).parent.parent / "data" / "templates"

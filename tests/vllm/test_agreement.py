@@ -19,8 +19,9 @@ from support.vocabulary import fixed_clock
 from engines.base import Call, Engine, TokenLogprob, Work
 from engines.llamacpp import LlamaCpp
 from engines.vllm import Vllm
+from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.prompter import Prompter
-from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.source import read_model
 from gateway.request import GenerateRequest, Message, Sampling
 from gateway.wire.sse import SseReader
 

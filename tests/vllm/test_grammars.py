@@ -9,7 +9,8 @@ from support.vllm import ALIAS, VllmUnderTest
 from engines.base import Work
 from engines.gbnf import gbnf
 from engines.vllm import Vllm
-from gateway.prompt.source import ModelFiles, read_model
+from gateway.prompt.model_files import ModelFiles
+from gateway.prompt.source import read_model
 from gateway.request import CallAnswer, Constraint, GenerateRequest, JsonAnswer, Sampling, ToolSpec
 from gateway.wire.sse import SseReader
 
