@@ -110,7 +110,6 @@ class EngineInfo:
     version: str | None = None
     model: str | None = None
     context_tokens: int | None = None
-    slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,6 @@ class LlamaCpp:
             version=props.build_info or None,
             model=name.replace("\\", "/").rpartition("/")[2] or None,
             context_tokens=(settings.n_ctx or None) if settings else None,
-            slots=props.total_slots or None,
         )
 
     def tokenize(self, text: str, _model: str | None) -> Call:
@@ -159,7 +158,6 @@ class _Props(msgspec.Struct):
     build_info: str = ""
     model_alias: str = ""
     model_path: str = ""
-    total_slots: int = 0
     default_generation_settings: _Settings | None = None
 
 

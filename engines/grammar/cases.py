@@ -14,7 +14,6 @@ from gateway.errors import shown
 
 Schema = Mapping[str, Any]
 _TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
-_COMBINED = ("$ref", "allOf", "anyOf", "oneOf")
 _MAX_NESTED = 64
 _STEP, _PAIR, _MEMBER = 30, 30, 3  # units of work
 _BRIEF = Repr()
