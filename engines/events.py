@@ -6,10 +6,19 @@ protocol's JSON is EngineBroke.
 
 from typing import TypeVar
 
+import msgspec
+
 from gateway.errors import EngineBroke
 from gateway.wire.jsonio import Decoder, JsonError, without_lone_surrogates
 
 T = TypeVar("T")
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+_TOKENS = Decoder(_Tokens)
 
 
 def mended(data: bytes) -> bytes:
@@ -32,3 +41,8 @@ def read(decoder: Decoder[T], data: bytes) -> T:
         return decoder.decode(without_lone_surrogates(data))
     except JsonError as error:
         raise EngineBroke(f"The engine sent an event that is not what its protocol says: {error.message}.") from None
+
+
+def token_ids(body: bytes) -> tuple[int, ...]:
+    """The answer to `/tokenize`, in which llama.cpp and vLLM are alike. Raises EngineBroke."""
+    return tuple(read(_TOKENS, body).tokens)

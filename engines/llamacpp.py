@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engines.base import MAX_COUNT, Call, Chunk, EngineFinish, EngineInfo, TokenLogprob, Traits, Work
-from engines.events import mended, read
+from engines.events import mended, read, token_ids
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError
@@ -94,7 +94,7 @@ class LlamaCpp:
 
     def token_ids(self, body: bytes) -> tuple[int, ...]:
         """From `/tokenize`."""
-        return tuple(read(_TOKENS, body).tokens)
+        return token_ids(body)
 
 
 ENGINE = LlamaCpp
@@ -161,11 +161,6 @@ class _Props(msgspec.Struct):
     default_generation_settings: _Settings | None = None
 
 
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-_TOKENS = Decoder(_Tokens)
 _STEP = Decoder(_Step)
 _PROPS = Decoder(_Props)
 

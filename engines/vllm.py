@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from engines.base import Call, Chunk, EngineFinish, EngineInfo, TokenLogprob, Traits, Work
-from engines.events import mended, read
+from engines.events import mended, read, token_ids
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError, shown
@@ -94,7 +94,7 @@ class Vllm:
 
     def token_ids(self, body: bytes) -> tuple[int, ...]:
         """From `/tokenize`."""
-        return tuple(read(_TOKENS, body).tokens)
+        return token_ids(body)
 
 
 ENGINE = Vllm
@@ -163,14 +163,9 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
 _EVENT = Decoder(_Event)
 _VERSION = Decoder(_Version)
 _MODELS = Decoder(_Models)
-_TOKENS = Decoder(_Tokens)
 
 
 class VllmReader:
