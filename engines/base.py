@@ -63,21 +63,16 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class EngineFinish(msgspec.Struct, frozen=True, gc=False):
-    """Why the engine stopped. `stop` covers end of turn; a grammar that was satisfied is `stop` too."""
-
-    reason: FinishReason
-
-
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """One event of an engine's answer.
 
-    `tokens` counts the generated tokens that it carries, visible or not (0 for progress chunks). `ids` are complete or
-    None. `stop_id` is set where one of the work's stop ids was generated, or an end of turn that only the engine knows: the turn
-    ends before it, its own text is in no chunk, and it is not among `ids`. It may come one event after its token is counted, with
-    `finish`, so that the usage and the connection are not lost. `logprobs`, where the request asks for them, has an entry for
-    each id, `stop_id` last. `usage` is what the engine said, though no counts are like that: `Tally` looks at them.
-    `deltas` and `raw` come from engines that parse themselves: what the event says, and the event's own data.
+    `tokens` counts the generated tokens that it carries, visible or not (0 for progress chunks). `ids` are complete or None.
+    `stop_id` is set where one of the work's stop ids was generated, or an end of turn that only the engine knows: the turn ends
+    before it, its own text is in no chunk, and it is not among `ids`. It may come one event after its token is counted, with
+    `finish`, so that the usage and the connection are not lost. `finish` is why the engine stopped: `stop` covers end of turn
+    and a grammar that was satisfied. `logprobs`, where the request asks for them, has an entry for each id, `stop_id` last.
+    `usage` is what the engine said, though no counts are like that: `Tally` looks at them. `deltas` and `raw` come from engines
+    that parse themselves: what the event says, and the event's own data.
     """
 
     choice: int = 0
@@ -87,7 +82,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     stop_id: int | None = None
     deltas: tuple[Delta, ...] = ()
     raw: bytes | None = None
-    finish: EngineFinish | None = None
+    finish: FinishReason | None = None
     usage: Usage | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
 

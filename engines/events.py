@@ -4,11 +4,13 @@ Invariant: bytes that are not UTF-8, and escapes of half a character, become U+F
 protocol's JSON is EngineBroke.
 """
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
-from gateway.errors import EngineBroke
+from gateway.errors import EngineBroke, shown
+from gateway.request import FinishReason
 from gateway.wire.jsonio import Decoder, JsonError, without_lone_surrogates
 
 T = TypeVar("T")
@@ -46,3 +48,11 @@ def read(decoder: Decoder[T], data: bytes) -> T:
 def token_ids(body: bytes) -> tuple[int, ...]:
     """The answer to `/tokenize`, in which llama.cpp and vLLM are alike. Raises EngineBroke."""
     return tuple(read(_TOKENS, body).tokens)
+
+
+def finish(reasons: Mapping[str, FinishReason], word: str) -> FinishReason:
+    """What an engine's word for why it stopped means. Raises EngineBroke for an unknown one."""
+    reason = reasons.get(word)
+    if reason is None:
+        raise EngineBroke(f"The engine ended the answer with the reason {shown(word)}.")
+    return reason

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from engines.base import MAX_COUNT, Call, Chunk, EngineFinish, EngineInfo, TokenLogprob, Traits, Work
-from engines.events import mended, read, token_ids
+from engines.base import MAX_COUNT, Call, Chunk, EngineInfo, TokenLogprob, Traits, Work
+from engines.events import finish, mended, read, token_ids
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError
@@ -225,9 +225,7 @@ class LlamaCppReader:
         )
 
     def _end(self, step: _Step) -> Chunk:
-        reason = _FINISH.get(step.stop_type)
-        if reason is None:
-            raise EngineBroke("The engine ended without saying why.")
+        reason = finish(_FINISH, step.stop_type)
         self.done = True
         rise = max(step.tokens_predicted - self._predicted, 0)
         cached = step.timings.cache_n if step.timings is not None else self._cached
@@ -235,6 +233,6 @@ class LlamaCppReader:
             text=step.content,
             tokens=rise,
             stop_id=self._stop_id,
-            finish=EngineFinish(reason),
+            finish=reason,
             usage=Usage(step.tokens_evaluated, step.tokens_predicted, cached),
         )

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import msgspec
 
-from engines.base import MAX_COUNT, Call, Chunk, EngineFinish, EngineInfo, Traits, Work
-from engines.events import mended, read
+from engines.base import MAX_COUNT, Call, Chunk, EngineInfo, Traits, Work
+from engines.events import finish, mended, read
 from engines.refusal import ErrorObject, failure_in_stream, refusal
-from gateway.errors import BadRequest, EngineBroke, GatewayError, shown
+from gateway.errors import BadRequest, EngineBroke, GatewayError
 from gateway.request import (
     ContentText,
     Delta,
@@ -29,12 +29,12 @@ from gateway.request import (
 from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
 from gateway.wire.sse import SseEvent
 
-_FINISH: Mapping[str, EngineFinish] = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence"), EngineFinish("stop")),
-    **dict.fromkeys(("length", "model_length"), EngineFinish("length")),
-    "repetition": EngineFinish("length"),  # vLLM cut an answer that went in circles
-    **dict.fromkeys(("tool_calls", "function_call"), EngineFinish("tool_calls")),
-    "content_filter": EngineFinish("content_filter"),
+_FINISH: Mapping[str, FinishReason] = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence"), "stop"),
+    **dict.fromkeys(("length", "model_length"), "length"),
+    "repetition": "length",  # vLLM cut an answer that went in circles
+    **dict.fromkeys(("tool_calls", "function_call"), "tool_calls"),
+    "content_filter": "content_filter",
 }
 _FIELDS = Decoder(dict[str, Raw])
 _MAX_HELD_CHARS = 1 << 16
@@ -226,11 +226,11 @@ class OpenAiReader:
         deltas = self._deltas(choice)
         held = choice.delta is not None and choice.delta.tool_calls
         tokens = self._tokens(choice.index, said.usage) if deltas or held else 0
-        finish = None
+        reason = None
         if choice.finish_reason:  # some servers write an empty one into each event
-            finish = _finish(choice.finish_reason)
-            deltas += self._ended(choice.index, finish.reason)
-        return Chunk(choice.index, "", tokens, None, None, tuple(deltas), data, finish, usage)
+            reason = finish(_FINISH, choice.finish_reason)
+            deltas += self._ended(choice.index, reason)
+        return Chunk(choice.index, "", tokens, None, None, tuple(deltas), data, reason, usage)
 
     def _deltas(self, choice: _Choice) -> list[Delta]:
         delta = choice.delta
@@ -319,13 +319,6 @@ def _begun(index: int, open_call: _OpenCall, name: str) -> list[Delta]:
     open_call.begun = True
     start = ToolCallStart(index, open_call.id, name)
     return [start, ToolCallArguments(index, open_call.held)] if open_call.held else [start]
-
-
-def _finish(reason: str) -> EngineFinish:
-    known = _FINISH.get(reason)
-    if known is None:
-        raise EngineBroke(f"The engine ended the answer with the reason {shown(reason)}.")
-    return known
 
 
 def _usage(usage: _Usage) -> Usage:

@@ -14,11 +14,11 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from engines.base import Call, Chunk, EngineFinish, EngineInfo, TokenLogprob, Traits, Work
-from engines.events import mended, read, token_ids
+from engines.base import Call, Chunk, EngineInfo, TokenLogprob, Traits, Work
+from engines.events import finish, mended, read, token_ids
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
-from gateway.errors import BadRequest, EngineBroke, GatewayError, shown
+from gateway.errors import BadRequest, EngineBroke, GatewayError
 from gateway.request import FinishReason, Sampling, Usage
 from gateway.wire.jsonio import Decoder, JsonError, encode
 from gateway.wire.sse import SseEvent
@@ -222,14 +222,11 @@ class VllmReader:
 
     def _ended(self, chunk: Chunk, ids: tuple[int, ...], why: str) -> Chunk:
         """The last tokens, with the end, and without the id that ended the turn."""
-        reason = _FINISH.get(why)
-        if reason is None:
-            raise EngineBroke(f"The engine ended the answer with the reason {shown(why)}.")
-        finish = EngineFinish(reason)
+        reason = finish(_FINISH, why)
         last = ids[-1] if ids else None
         if last in self._stop_ids or (reason == "stop" and last in self._special_ids):
-            return msgspec.structs.replace(chunk, ids=ids[:-1], stop_id=last, finish=finish)
-        return msgspec.structs.replace(chunk, finish=finish)
+            return msgspec.structs.replace(chunk, ids=ids[:-1], stop_id=last, finish=reason)
+        return msgspec.structs.replace(chunk, finish=reason)
 
 
 def _usage(usage: _Usage) -> Usage:

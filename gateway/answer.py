@@ -132,7 +132,7 @@ class AnswerReader:
             tally.reasoning_tokens += chunk.tokens
         if self._stop is not None:
             deltas = self._until_stop(deltas, self._stop)
-        ended: FinishReason | None = "stop" if chunk.stop_id is not None else chunk.finish.reason if chunk.finish else None
+        ended: FinishReason | None = "stop" if chunk.stop_id is not None else chunk.finish
         if ended is not None and not self._stopped:
             deltas += self._rest(ended)
         if self._one_call:
@@ -275,8 +275,8 @@ class PassedReader:
         if chunk.finish is None:
             return chunk.deltas
         self.ended = True
-        tally.finish_reason = chunk.finish.reason
-        finish = Finish(chunk.finish.reason, tally.final_usage())
+        tally.finish_reason = chunk.finish
+        finish = Finish(chunk.finish, tally.final_usage())
         if self._checker is not None:
             for failure in self._checker.see(finish):
                 count(failure, self._rules, tally)

@@ -8,7 +8,7 @@ from support.vocabulary import small_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
-from engines.base import Chunk, EngineFinish, TokenLogprob
+from engines.base import Chunk, TokenLogprob
 from gateway.answer import AnswerReader, AnswerRules, CallChecker, PassedReader
 from gateway.errors import AnswerRefused
 from gateway.formats.base import ParseOptions
@@ -32,7 +32,6 @@ from gateway.request import (
     Usage,
 )
 
-DONE = EngineFinish("stop")
 CALL: list[Delta] = [ToolCallStart(0, "c", "f"), ToolCallArguments(0, "{}"), ToolCallEnd(0)]
 
 
@@ -66,7 +65,7 @@ def token(text: str) -> Chunk:
 
 
 def end(reason: FinishReason = "stop", usage: Usage | None = None) -> Chunk:
-    return Chunk(finish=EngineFinish(reason), usage=usage)
+    return Chunk(finish=reason, usage=usage)
 
 
 def read(answer: AnswerReader, *chunks: Chunk) -> list[Delta]:
@@ -175,7 +174,7 @@ def test_an_engines_own_calls_are_counted_and_checked() -> None:
     thought = passed.read(Chunk(tokens=1, deltas=(ReasoningText("hm"),)))
     passed.read(Chunk(tokens=1, deltas=(ToolCallStart(0, "c", "g"), ToolCallArguments(0, '{"'))))
     passed.read(Chunk(tokens=1, deltas=(ToolCallEnd(0),)))
-    last = passed.read(Chunk(finish=EngineFinish("tool_calls"), usage=Usage(5, 4, 2, 0)))
+    last = passed.read(Chunk(finish="tool_calls", usage=Usage(5, 4, 2, 0)))
     assert thought == (ReasoningText("hm"),)
     assert last == (Finish("tool_calls", Usage(5, 4, 2, 1)),)
     assert passed.read(end()) == ()
@@ -239,7 +238,7 @@ def test_a_marker_is_its_id_and_the_same_text_in_other_tokens_is_data() -> None:
     body = spelled('{"name": "f", "arguments": {"a": "</tool_call>"}}')
     call = [special["<tool_call>"], *body, special["</tool_call>"]]
     answer = by_ids()
-    deltas = read(answer, carried(*spelled("<tool_call>x")), *(carried(each) for each in call), carried(stop_id=2, finish=DONE))
+    deltas = read(answer, carried(*spelled("<tool_call>x")), *(carried(each) for each in call), carried(stop_id=2, finish="stop"))
     assert content(deltas) == "<tool_call>x"
     arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))
     assert arguments == '{"a": "</tool_call>"}'
@@ -284,7 +283,7 @@ def test_a_character_cut_by_the_end_is_replaced_once(missing: int) -> None:
 
 def test_tokens_are_shown_with_the_one_that_ended_the_turn() -> None:
     first, second = spelled("é")
-    chunks = [carried(first), carried(second, stop_id=2, finish=DONE)]
+    chunks = [carried(first), carried(second, stop_id=2, finish="stop")]
     shown = [delta for delta in read(by_ids(shown=True), *chunks) if isinstance(delta, Tokens)]
     assert shown == [
         Tokens((TokenShown(first, b"\xc3"),)),
@@ -295,7 +294,7 @@ def test_tokens_are_shown_with_the_one_that_ended_the_turn() -> None:
 def test_tokens_are_shown_with_their_log_probabilities() -> None:
     (letter,) = spelled("a")
     logprobs = (TokenLogprob(letter, -0.5, ((letter, -0.5), (2, -1.0))), TokenLogprob(2, -0.25))
-    deltas = read(by_ids(shown=True), carried(letter, stop_id=2, finish=DONE, logprobs=logprobs))
+    deltas = read(by_ids(shown=True), carried(letter, stop_id=2, finish="stop", logprobs=logprobs))
     top = (TokenShown(letter, b"a", -0.5), TokenShown(2, b"<|im_end|>", -1.0))
     assert deltas[0] == Tokens((TokenShown(letter, b"a", -0.5, top), TokenShown(2, b"<|im_end|>", -0.25)))
     assert content(deltas) == "a"

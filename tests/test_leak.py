@@ -8,7 +8,7 @@ from support.gateway import PAIR, sample, scripted
 from support.scripted_engine import CLOSE, HEAD, Step, chat_chunk, chunked, completion, event, llama_end, llama_token
 from test_answer import Scripted
 
-from engines.base import Chunk, EngineFinish
+from engines.base import Chunk
 from gateway.answer import AnswerReader, AnswerRules
 from gateway.leak import LeakedTexts, leaked_ids
 from gateway.request import ContentText, Delta, Finish, ReasoningText, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -84,7 +84,7 @@ def test_ids_that_the_vocabulary_lacks_count_each() -> None:
 def test_a_reader_counts_and_forwards_unchanged() -> None:
     reader = AnswerReader(Scripted(), rules=AnswerRules(on_parse_failure="error"), prompt_tokens=1, leaks=LeakedTexts(["</s>"]))
     deltas = [delta for text in ("a</", "s>b") for delta in reader.read(Chunk(text=text, tokens=1))]
-    end = reader.read(Chunk(finish=EngineFinish("stop")))
+    end = reader.read(Chunk(finish="stop"))
     assert deltas == content("a</", "s>b")
     assert isinstance(end[-1], Finish)
     assert reader.tally.failures == {"stop_leak": 1}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engines.base import Chunk, EngineFinish, EngineInfo, TokenLogprob, Work
+from engines.base import Chunk, EngineInfo, TokenLogprob, Work
 from engines.vllm import Vllm, VllmReader
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Sampling, ToolSpec, Usage
@@ -144,7 +144,7 @@ def test_an_answer_cut_at_its_limit() -> None:
     assert recorded("limit") == [
         Chunk(tokens=1, ids=(504,)),
         Chunk(tokens=1, ids=(2798,)),
-        Chunk(tokens=1, ids=(6330,), finish=EngineFinish("length"), usage=Usage(10, 3, 0)),
+        Chunk(tokens=1, ids=(6330,), finish="length", usage=Usage(10, 3, 0)),
     ]
 
 
@@ -161,7 +161,7 @@ def test_ids_are_complete_where_a_character_is_several_tokens() -> None:
 def test_the_id_that_ended_the_turn_is_none_of_the_answers(name: str, stop_id: int, before: list[int]) -> None:
     chunks = recorded(name)
     assert ids(chunks) == before
-    assert (chunks[-1].stop_id, chunks[-1].tokens, chunks[-1].finish) == (stop_id, 1, EngineFinish("stop"))
+    assert (chunks[-1].stop_id, chunks[-1].tokens, chunks[-1].finish) == (stop_id, 1, "stop")
 
 
 def test_an_end_of_turn_that_only_the_engine_knows_ends_it_too() -> None:
@@ -265,7 +265,7 @@ def test_an_end_for_another_reason_is_broken(reason: str) -> None:
 
 def test_an_answer_that_went_in_circles_is_cut() -> None:
     *_, last = fed(token(5, 5, finish="repetition"), b"[DONE]")
-    assert last == Chunk(tokens=2, ids=(5, 5), finish=EngineFinish("length"))
+    assert last == Chunk(tokens=2, ids=(5, 5), finish="length")
 
 
 def test_a_server_that_streams_no_ids_is_told_of() -> None:
