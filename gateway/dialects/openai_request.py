@@ -34,22 +34,11 @@ from gateway.dialects.openai_fields import (
     Tool,
     WireMessage,
 )
+from gateway.dialects.openai_messages import read_messages, unread_of_parts
 from gateway.errors import BadRequest, shown
-from gateway.request import GenerateRequest, JsonAnswer, Message, Role, Sampling, ToolCall, ToolChoice, ToolSpec
+from gateway.request import GenerateRequest, JsonAnswer, Sampling, ToolChoice, ToolSpec
 from gateway.wire.jsonio import Decoder, JsonError, Raw, without_lone_surrogates
 
-Content = str | tuple[Mapping[str, Any], ...] | None
-
-_ROLES: Mapping[str, Role] = {
-    "system": "system",
-    "developer": "developer",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "function",
-}
-_PART_VALUES: Mapping[str, type] = {"text": str, "refusal": str, "image_url": dict, "input_audio": dict, "file": dict}
-_OTHER_NAMES: Mapping[str, str] = {"input_text": "text", "output_text": "text"}  # the Responses API's, which some clients send
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _BIAS_BYTES = 64  # more than one entry of `logit_bias` takes, however it is spaced
 _MOST_NAMED = 256  # unknown fields of one kind of item
@@ -72,7 +61,6 @@ _USED = frozenset(ChatBody.__struct_fields__)
 _outline: Decoder[dict[str, Raw]] = Decoder(dict[str, Raw])
 _items: Decoder[list[Raw]] = Decoder(list[Raw])
 _outlines: Decoder[list[dict[str, Raw]]] = Decoder(list[dict[str, Raw]])
-_text: Decoder[str] = Decoder(str)
 _body: Decoder[ChatBody] = Decoder(ChatBody)
 _only_body: Decoder[OnlyBody] = Decoder(OnlyBody)
 
@@ -134,7 +122,7 @@ def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Lim
     tools, tool_choice = _tool_choice(body, _tools(body, limits))
     return GenerateRequest(
         model=body.model,
-        messages=_messages(body.messages),
+        messages=read_messages(body.messages),
         tools=tools,
         tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -163,17 +151,9 @@ def _ignored(fields: Mapping[str, Raw], body: ChatBody) -> Iterator[str]:
             yield from (f"stream_options.{name}" for name in options if name != "include_usage")
         else:
             yield "stream_options"
-    yield from _distinct("messages[].content[]", _unread_of_parts(body.messages))
+    yield from _distinct("messages[].content[]", unread_of_parts(body.messages))
     if not isinstance(body, OnlyBody):
         yield from _ignored_of_items(fields, body)
-
-
-def _unread_of_parts(messages: Iterable[WireMessage]) -> Iterator[str]:
-    for parts in [wire.content for wire in messages if isinstance(wire.content, list)]:
-        for part in parts:
-            kind = part["type"]
-            read = ("type", kind, _OTHER_NAMES.get(kind, kind))
-            yield from (name for name, value in part.items() if name not in read and value is not None)
 
 
 def _ignored_of_items(fields: Mapping[str, Raw], body: ChatBody) -> Iterator[str]:
@@ -198,81 +178,6 @@ def _ignored_of_items(fields: Mapping[str, Raw], body: ChatBody) -> Iterator[str
 def _distinct(at: str, names: Iterable[str]) -> Iterator[str]:
     """The paths of the names, each once. A body may hold millions: no more than a few are worth a header."""
     yield from (f"{at}.{name}" for name in islice(dict.fromkeys(names), _MOST_NAMED))
-
-
-def _messages(wires: Sequence[WireMessage]) -> tuple[Message, ...]:
-    if not wires:
-        raise invalid("messages", "at least one message is needed")
-    return tuple([_message(wire, index) for index, wire in enumerate(wires)])
-
-
-def _message(wire: WireMessage, index: int) -> Message:
-    at = f"messages[{index}]"
-    role = _ROLES.get(wire.role)
-    if role is None:
-        raise invalid(f"{at}.role", f"{shown(wire.role)} is not one of {', '.join(_ROLES)}")
-    content = _parts(wire.content, f"{at}.content") if isinstance(wire.content, list) else wire.content
-    if role == "assistant":
-        return _assistant(wire, content, index)
-    if content is None and role in ("tool", "function"):
-        content = ""  # a result may well be nothing
-    if content is None:
-        raise invalid(f"{at}.content", f"a message of role '{role}' needs content")
-    if role == "tool" and wire.tool_call_id is None:
-        raise invalid(f"{at}.tool_call_id", "a message of role 'tool' must say which call it answers")
-    return Message(role, content, tool_call_id=wire.tool_call_id, name=wire.name)
-
-
-def _assistant(wire: WireMessage, content: Content, index: int) -> Message:
-    reasoning = wire.reasoning_content or wire.reasoning
-    calls = tuple([_call(call, f"messages[{index}].tool_calls[{number}]") for number, call in enumerate(wire.tool_calls or ())])
-    if (legacy := wire.function_call) is not None:
-        calls += (ToolCall(f"call_{index}", legacy.name, _arguments(legacy.arguments)),)
-    if wire.refusal:
-        content = _with_refusal(content, wire.refusal)
-    if content is None and not calls and not reasoning:
-        content = ""  # the model said nothing, which harnesses keep in the history
-    return Message("assistant", content, reasoning, calls, name=wire.name)
-
-
-def _with_refusal(content: Content, refusal: str) -> Content:
-    """The refusal as what the model said, after any other content."""
-    if not content:
-        return refusal
-    parts = ({"type": "text", "text": content},) if isinstance(content, str) else content
-    return (*parts, {"type": "refusal", "refusal": refusal})
-
-
-def _call(wire: Call, at: str) -> ToolCall:
-    if wire.type not in (None, "function"):
-        raise invalid(f"{at}.type", f"{shown(wire.type)} is not 'function'")
-    if wire.function is None:
-        raise invalid(f"{at}.function", "this field is required")
-    return ToolCall(wire.id, wire.function.name, _arguments(wire.function.arguments))
-
-
-def _arguments(raw: Raw) -> str:
-    """The text of a call's arguments: a string's own, else the JSON as it was sent; null and absent are no arguments."""
-    data = bytes(raw)
-    if data.startswith(b'"'):
-        return _text.decode(data)
-    return "{}" if data == b"null" else data.decode()
-
-
-def _parts(parts: Sequence[Mapping[str, Any]], at: str) -> tuple[Mapping[str, Any], ...]:
-    """The parts, each of a known type, with its value under that type's name."""
-    return tuple([_part(part, f"{at}[{index}]") for index, part in enumerate(parts)])
-
-
-def _part(part: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    given = part.get("type")
-    kind = _OTHER_NAMES.get(given, given) if isinstance(given, str) else ""
-    if kind not in _PART_VALUES:
-        raise invalid(f"{at}.type", f"{shown(str(given))} is not one of {', '.join(_PART_VALUES)}")
-    expected = _PART_VALUES[kind]
-    if not isinstance(part.get(kind), expected):
-        raise invalid(f"{at}.{kind}", f"expected {'a string' if expected is str else 'an object'}")
-    return part if given == kind else {**part, "type": kind}
 
 
 def _tools(body: ChatBody, limits: Limits) -> tuple[ToolSpec, ...]:

@@ -5,12 +5,11 @@ defaults are bound as there; it counts the work and the size of the result, or r
 value.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping
-from string import Formatter
 from typing import Any, Final
 
 from gateway.prompt.budget import ESCAPED, OVERHEAD_BYTES, Budget, OverBudget, markup_growth, text_bytes
+from gateway.prompt.format_costs import format_method, percent_filter
 
 Cost = Callable[..., None]
 
@@ -19,8 +18,6 @@ MAX_NUMBER_CHARS: Final = 1_000
 MAX_NAME_CHARS: Final = 200
 _MAX_PRECISION = 400
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-# %(key)-5.2f: the key, the width, the precision and the letter, each read as Python reads it.
-_PERCENT = re.compile(r"%(?:\(([^()]*)\))?[-#0 +]*(\d*)(?:\.(\d*))?[hlL]?(.?)", re.DOTALL)
 
 
 def _text(budget: Budget, value: Any) -> None:
@@ -190,49 +187,6 @@ def _tojson(  # noqa: PLR0917  as transformers has them
     budget.text(value, sum(wide), None if deep is None else max(deep, 0))
 
 
-# Formats.
-
-
-def percent(budget: Budget, text: str, values: Any) -> None:
-    """Before `text % values`."""
-    fields, wide = 1, 0
-    for match in _PERCENT.finditer(text):
-        fields += match[1] is not None
-        wide += _field(budget, match[2]) + _field(budget, match[3])
-        if match[4] in ("(", "*"):
-            raise OverBudget("a format string has a field of unbounded width")
-    _formatted(budget, text, fields, wide, values)
-
-
-def _percent_filter(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError("format needs a text")
-    percent(budget, value, [args, kwargs])
-
-
-def _format(budget: Budget, text: str, *args: Any, **kwargs: Any) -> None:
-    fields, wide = 1, 0
-    budget.step(1 + len(text))  # Python's formatter takes a microsecond a field
-    for _, name, spec, _ in Formatter().parse(text):
-        if spec and "{" in spec:
-            raise OverBudget("a format string has a field of unbounded width")
-        fields += bool(name)
-        wide += sum(_field(budget, number) for number in re.findall(r"\d+", spec or ""))
-    _formatted(budget, text, fields, wide, [args, kwargs])
-
-
-def _field(budget: Budget, digits: str | None) -> int:
-    """A width or a precision."""
-    if digits and (len(digits) > 9 or int(digits) > budget.limits.padding):
-        raise OverBudget("a format string has a field of unbounded width")
-    return int(digits or 0)
-
-
-def _formatted(budget: Budget, text: str, fields: int, wide: int, values: Any) -> None:
-    """`fields` are those that name their value, and so may each write the largest; one more for the rest together."""
-    budget.fit((budget.text(text) + wide + fields * budget.text(values)) * markup_growth(text))
-
-
 # Methods of texts.
 
 
@@ -351,7 +305,7 @@ FILTERS: Mapping[str, Cost | None] = {
     **dict.fromkeys(("reject", "select"), _selected),
     **dict.fromkeys(("rejectattr", "selectattr"), _selected_by),
     "dictsort": _dictsort,
-    "format": _percent_filter,
+    "format": percent_filter,
     "indent": _indent,
     "items": _items,
     "join": _join,
@@ -388,7 +342,7 @@ METHODS: Mapping[type, Mapping[str, Cost | None]] = {
         **dict.fromkeys(("startswith", "endswith"), _begins),
         **dict.fromkeys(("removeprefix", "removesuffix"), _affix),
         **dict.fromkeys(("lstrip", "rstrip", "strip"), _strip),
-        "format": _format,
+        "format": format_method,
         "join": _joined,
         "partition": _partition,
         "replace": _replace_method,

@@ -26,7 +26,8 @@ from jinja2.utils import Cycler, Namespace
 
 from gateway.errors import BadRequest, ModelFileError
 from gateway.prompt.budget import OVERHEAD_BYTES, Budget, Limits, OverBudget, text_bytes
-from gateway.prompt.costs import FILTERS, GLOBALS, TESTS, Cost, methods_of, percent
+from gateway.prompt.costs import FILTERS, GLOBALS, TESTS, Cost, methods_of
+from gateway.prompt.format_costs import percent
 from gateway.wire import jsonio
 
 MAX_TEMPLATE_CHARS = 100_000  # the largest of 40 real templates has 16,714
