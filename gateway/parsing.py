@@ -28,9 +28,9 @@ from gateway.request import (
 )
 from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
 
-NO_ID = -1  # of a piece of text that is no marker
-MAX_PIECE = 12  # characters of a random chunk
-Chunks = Callable[[list[str]], Iterator[list[str]]]
+_NO_ID = -1  # of a piece of text that is no marker
+_MAX_PIECE = 12  # characters of a random chunk
+Chunks = Callable[[str], Iterable[str]]
 
 
 class _Function(msgspec.Struct):
@@ -92,22 +92,21 @@ def read_tools(data: bytes) -> list[_Tool]:
 def chunking(name: str) -> Chunks:
     """How output is cut: `one`, `char` or `random:SEED`. Raises BadRequest."""
     if name == "one":
-        return lambda pieces: iter([pieces])
+        return lambda text: [text]
     if name == "char":
-        return lambda pieces: ([character] for piece in pieces for character in piece)
+        return iter
     kind, _, seed = name.partition(":")
     if kind == "random" and seed.isdigit():
-        return lambda pieces: _random_chunks(pieces, random.Random(int(seed)))  # noqa: S311  repeatable on purpose
+        return lambda text: _random_chunks(text, random.Random(int(seed)))  # noqa: S311  repeatable on purpose
     raise BadRequest(f"{shown(name)} is not one of one, char, random:SEED", param="chunks")
 
 
-def _random_chunks(pieces: Iterable[str], source: random.Random) -> Iterator[list[str]]:
-    for piece in pieces:
-        at = 0
-        while at < len(piece):
-            size = source.randint(1, MAX_PIECE)
-            yield [piece[at : at + size]]
-            at += size
+def _random_chunks(text: str, source: random.Random) -> Iterator[str]:
+    at = 0
+    while at < len(text):
+        size = source.randint(1, _MAX_PIECE)
+        yield text[at : at + size]
+        at += size
 
 
 def parse(case: Case, formats: Mapping[str, Format], chunks: Chunks) -> Mapping[str, Any]:
@@ -140,11 +139,11 @@ def _deltas(case: Case, form: Format, chunks: Chunks) -> list[Delta]:
     )
     deltas: list[Delta] = []
     if not literal:
-        for piece in chunks([case.raw]):
-            deltas += parser.feed("".join(piece))
+        for piece in chunks(case.raw):
+            deltas += parser.feed(piece)
     else:
         for token, text in _tokens(case.raw, markers, case.literal_spans or ()):
-            tokens = [(token, text)] if token != NO_ID else [(NO_ID, part) for part in itertools.chain(*chunks([text]))]
+            tokens = [(token, text)] if token != _NO_ID else [(_NO_ID, part) for part in chunks(text)]
             for each in tokens:
                 deltas += parser.feed_tokens([each])
     return deltas + parser.finish(_FINISHES[case.finish_reason], Usage())
@@ -159,10 +158,10 @@ def _tokens(raw: str, markers: Mapping[str, int], spans: Sequence[tuple[int, int
     pattern = "|".join(re.escape(text) for text in sorted(markers, key=len, reverse=True))
     for found in re.finditer(pattern, raw) if pattern else ():
         if not any(begin < found.end() and found.start() < end for begin, end in spans):
-            yield NO_ID, raw[begun : found.start()]
+            yield _NO_ID, raw[begun : found.start()]
             yield markers[found[0]], found[0]
             begun = found.end()
-    yield NO_ID, raw[begun:]
+    yield _NO_ID, raw[begun:]
 
 
 def _spec(tool: _Tool, index: int) -> ToolSpec:
