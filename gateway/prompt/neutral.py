@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from gateway.errors import BadRequest, ModelFileError, shown
 from gateway.prompt.tokenizer import Tokenizer
+from gateway.wire.text import common_start
 
 MAX_CONTROL_CHARS = 128
 _MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDEF))  # characters that Unicode keeps for a program's own use
@@ -244,7 +245,7 @@ class MarkedText:
 def _one_of(words: Collection[str]) -> str:
     """A pattern that matches wherever one of the words begins, and there the shortest: a tree of shared beginnings, so that it is
     quick whatever their number is. Of `<s>`, `</s>` and `<s>x` it is `<(?:s>|/s>)`."""
-    shared = _common(min(words), max(words))
+    shared = common_start(*words)
     rests = {word[len(shared) :] for word in words}
     if "" in rests:
         return re.escape(shared)
@@ -252,9 +253,3 @@ def _one_of(words: Collection[str]) -> str:
     for rest in rests:
         by_first.setdefault(rest[0], []).append(rest)
     return f"{re.escape(shared)}(?:{'|'.join(map(_one_of, by_first.values()))})"
-
-
-def _common(one: str, other: str) -> str:
-    """What both begin with."""
-    size = next((at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), None)
-    return one[:size] if size is not None else min(one, other, key=len)

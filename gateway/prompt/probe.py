@@ -10,11 +10,22 @@ from itertools import product
 from typing import Any, Literal
 
 from gateway.errors import BadRequest
-from gateway.prompt.rig import NAME, TOOLS, USER, Json, Rig, Support
+from gateway.prompt.rig import (
+    NAME,
+    TOOLS,
+    USER,
+    ArgumentForm,
+    Json,
+    NoContentForm,
+    Rig,
+    Support,
+    call_of,
+    without_content,
+    written,
+)
 from gateway.prompt.template import ChatTemplate
+from gateway.wire.text import common_start
 
-ArgumentForm = Literal["object", "text"]
-NoContentForm = Literal["empty", "absent", "null"]
 CalledText = Literal["beside", "thought", "before", "nowhere"]
 
 THOUGHT_PARTS = "content"  # the thought is a part of the content
@@ -202,20 +213,12 @@ class _CallForm:
     no_content: NoContentForm
 
     def message(self, *values: str) -> Json:
-        return _call_message(self.no_content, [_written(value, self.arguments) for value in values])
-
-
-def _written(value: str, form: ArgumentForm) -> object:
-    return {"probe_key": value} if form == "object" else f'{{"probe_key": "{value}"}}'
+        return _call_message(self.no_content, [written(value, self.arguments) for value in values])
 
 
 def _call_message(no_content: NoContentForm, arguments: Sequence[object]) -> Json:
-    content: Json = {} if no_content == "absent" else {"content": "" if no_content == "empty" else None}
-    calls = [
-        {"id": _IDS[number], "type": "function", "function": {"name": NAME, "arguments": value}}
-        for number, value in enumerate(arguments)
-    ]
-    return {"role": "assistant", **content, "tool_calls": calls}
+    calls = [call_of(_IDS[number], NAME, value) for number, value in enumerate(arguments)]
+    return {"role": "assistant", **without_content(no_content), "tool_calls": calls}
 
 
 def _call_form(rig: Rig) -> _CallForm:
@@ -225,7 +228,7 @@ def _call_form(rig: Rig) -> _CallForm:
 
 
 def _call_support(rig: Rig, arguments: ArgumentForm, no_content: NoContentForm) -> Support:
-    message = _call_message(no_content, [_written("probevaluemark", arguments)])
+    message = _call_message(no_content, [written("probevaluemark", arguments)])
     found = [rig.shows([USER, message], "probevaluemark", NAME, tools=tools) for tools in ((), TOOLS)]
     return "yes" if "yes" in found else found[1]
 
@@ -325,11 +328,5 @@ def _opening(rig: Rig) -> str:
             ended, begun = rig.render([USER], **switches), rig.render([USER], prompt=True, **switches)
         except BadRequest:
             continue
-        prompts.append(begun[len(_common(ended, begun)) :])
-    return _common(*prompts)
-
-
-def _common(*texts: str) -> str:
-    """What all of them begin with."""
-    first, last = min(texts), max(texts)
-    return next((first[:at] for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), first)
+        prompts.append(begun[len(common_start(ended, begun)) :])
+    return common_start(*prompts)

@@ -7,6 +7,8 @@ from gateway.errors import BadRequest, ModelFileError
 from gateway.prompt.template import ChatTemplate
 
 Support = Literal["yes", "no", "raises"]
+ArgumentForm = Literal["object", "text"]
+NoContentForm = Literal["empty", "absent", "null"]
 Json = dict[str, Any]
 
 NAME = "probe_function"
@@ -26,6 +28,21 @@ TOOLS: Sequence[Json] = [
         },
     }
 ]
+
+
+def written(value: str, form: ArgumentForm) -> object:
+    """A probe's arguments, as a call has them."""
+    return {"probe_key": value} if form == "object" else f'{{"probe_key": "{value}"}}'
+
+
+def without_content(form: NoContentForm) -> Json:
+    """What a message that only calls has for its content."""
+    return {} if form == "absent" else {"content": "" if form == "empty" else None}
+
+
+def call_of(call_id: str, name: str, arguments: object) -> Json:
+    """A call, as an assistant's message has it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class Rig:

@@ -13,8 +13,8 @@ from typing import Any
 
 from gateway.errors import BadRequest
 from gateway.prompt.probe import Capabilities
+from gateway.prompt.rig import call_of, without_content, written
 
-Json = dict[str, Any]
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
 """Messages and tools to the text of a template, without a generation prompt. Raises BadRequest."""
 
@@ -73,8 +73,9 @@ def _insides(render: Render, can: Capabilities) -> Iterator[str]:
     thought = {can.reasoning: _THOUGHT} if can.reasoning and can.reasoning != "content" else {}
     results = [{"role": "tool", "tool_call_id": call, "name": _NAME, "content": _RESULT} for call in _IDS]
     for values in ([_FIRST, _SECOND], [_FIRST]):
-        calls = {"tool_calls": [_call(call, value, can) for call, value in zip(_IDS, values, strict=False)]}
-        for content in ({"content": _SAID}, *_without_content(can)):
+        given = zip(_IDS, values, strict=False)
+        calls = {"tool_calls": [call_of(call_id, _NAME, written(value, can.arguments)) for call_id, value in given]}
+        for content in ({"content": _SAID}, without_content(can.no_content)):
             turn = {"role": "assistant", **content, **thought, **calls}
             loop = [user, turn, *results[: len(values)]]
             for messages in (loop, [*loop, said, following]):
@@ -93,15 +94,6 @@ def _inside(text: str | None, ends: Sequence[str]) -> Iterator[str]:
     last = max(turn.find(mark) for mark in ends)
     if begins and last >= 0:
         yield turn[min(begins) : last]
-
-
-def _without_content(can: Capabilities) -> list[Json]:
-    return [{}] if can.no_content == "absent" else [{"content": "" if can.no_content == "empty" else None}]
-
-
-def _call(call_id: str, value: str, can: Capabilities) -> Json:
-    arguments: object = {"probe_key": value} if can.arguments == "object" else f'{{"probe_key": "{value}"}}'
-    return {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
 
 
 def _rendered(

@@ -1,4 +1,4 @@
-"""Text matching over pieces of a stream."""
+"""How the ends of texts match."""
 
 from collections.abc import Iterable
 
@@ -12,3 +12,9 @@ def held_suffix(text: str, literals: Iterable[str]) -> int:
                 longest = size
                 break
     return longest
+
+
+def common_start(*texts: str) -> str:
+    """What all of the texts, one at least, begin with."""
+    first, last = min(texts), max(texts)
+    return next((first[:at] for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), first)
