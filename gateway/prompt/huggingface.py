@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from gateway.errors import ModelFileError, shown
 from gateway.prompt.model_files import DEFAULT, ModelFiles, bos_text, context_length, stop_ids, with_default
-from gateway.prompt.sentencepiece import Prefix
+from gateway.prompt.sentencepiece import MAX_TOKENS, Prefix
 from gateway.prompt.sentencepiece_file import read_pieces
-from gateway.prompt.tokenizer import MAX_TOKENS, Tokenizer, from_json, from_pieces, from_tekken
+from gateway.prompt.tokenizer import Tokenizer, from_json, from_pieces, from_tekken
 from gateway.wire import jsonio
 
 MAX_FILE_BYTES = 256 * 1024 * 1024

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 from gateway.errors import ModelFileError, shown
 
 SPACE = "▁"
+MAX_TOKENS = 4_000_000  # of any vocabulary; the largest of real ones have some 262,000
 MAX_PIECE_CHARS = 256  # the longest of real vocabularies have less than 100
 _MAX_RUN = 64
 BYTES: Mapping[str, bytes] = MappingProxyType({f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)})

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from gateway.errors import ModelFileError, shown
 from gateway.prompt.protobuf import Field, fields
-from gateway.prompt.sentencepiece import SPACE, Kind, Pieces, Prefix
+from gateway.prompt.sentencepiece import MAX_TOKENS, SPACE, Kind, Pieces, Prefix
 
-MAX_PIECES = 4_000_000
 # Numbers of fields: of the trainer's settings, of the normaliser's
 _MODEL_TYPE, _SPACE_AFTER = 3, 24
 _CHARSMAP, _ADDS_PREFIX, _REMOVES_BLANKS, _ESCAPES_BLANKS = 2, 3, 4, 5
@@ -26,7 +25,7 @@ def read_pieces(data: bytes, added: Mapping[int, str], prefix: Prefix | None = N
     trainer: dict[int, Field] = {}
     normalizer: dict[int, Field] = {}
     for number, value in fields(memoryview(data)):
-        if number == 1 and len(found) < MAX_PIECES:
+        if number == 1 and len(found) < MAX_TOKENS:
             found.append(_piece(value))
         elif number in (2, 3):
             (trainer if number == 2 else normalizer).update(_message(value))

@@ -15,9 +15,7 @@ from tokenizers import Tokenizer as Backend
 from gateway.errors import ModelFileError, shown
 from gateway.prompt.byte_level import byte_level, spelled
 from gateway.prompt.pretokenize import PreTokenizer
-from gateway.prompt.sentencepiece import merges
-
-MAX_TOKENS = 4_000_000
+from gateway.prompt.sentencepiece import MAX_TOKENS, merges
 
 
 def tekken(value: Mapping[str, Any], names: Mapping[int, str]) -> Backend:

@@ -20,10 +20,9 @@ from gateway.errors import ModelFileError, shown
 from gateway.prompt.byte_level import bytes_spelled
 from gateway.prompt.gguf import Metadata
 from gateway.prompt.gguf_vocabulary import gguf_vocabulary
-from gateway.prompt.sentencepiece import BYTES, SPACE, Pieces, bytes_of, sentencepiece, strips_space
+from gateway.prompt.sentencepiece import BYTES, MAX_TOKENS, SPACE, Pieces, bytes_of, sentencepiece, strips_space
 from gateway.prompt.tekken import tekken
 
-MAX_TOKENS = 4_000_000
 MAX_ADDED = 32_768  # all that looks for them in a text is made at once; models have a few thousand, of up to 40 characters
 MAX_ADDED_CHARS = 128
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
