@@ -2,9 +2,9 @@
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from support.real_templates import REAL_FILES, needs_real
 from support.vocabulary import fixed_clock, model_files, template_text
 
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
@@ -15,7 +15,6 @@ from gateway.prompt.model_files import DEFAULT
 from gateway.prompt.prompter import Prompter
 
 FORMATS = load()
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 FULL, TAGGED = template_text("full"), template_text("tagged")
 # What these models write is what their makers say; every other template of the folder must be left to the operator.
 KNOWN = {
@@ -37,6 +36,8 @@ KNOWN = {
     "deepseek-ai-DeepSeek-V4": "deepseek_v4",
     "google-gemma-2-2b-it": "plain",
     "google-gemma-4-31B-it": "gemma4",
+    "meetkai-functionary-medium-v3.1": "functionary_v31",
+    "meetkai-functionary-medium-v3.1": "functionary_v31",
     "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
     "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
     "microsoft-Phi-3.5-mini-instruct": "plain",
@@ -108,10 +109,10 @@ def test_two_formats_that_fit_are_a_question_unless_only_their_names_differ() ->
         detect_format(prompter(source), source, unlike)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"the real templates are not at {REAL}")
+@needs_real
 def test_real_templates_are_told_or_left_open() -> None:
     found: dict[str, str] = {}
-    for file in sorted(REAL.glob("*.jinja")):
+    for file in REAL_FILES:
         with contextlib.suppress(FormatUnknown):
             found[file.stem] = detected(file.read_text())
     assert found == KNOWN
