@@ -11,13 +11,12 @@ from typing import Literal
 import pytest
 from support.conversations import CONVERSATIONS, random_conversations
 from support.llamacpp import EngineUnderTest, smollm2_file
+from support.real_templates import real_template
 from support.real_vocabularies import (
-    REAL_TEMPLATES,
     deepseek_vocabulary,
     model_directory,
     qwen_by_ranks,
     qwen_vocabulary,
-    real_template,
 )
 from support.reference import fixed_reference_time, reference_ids, reference_text, wordless_tokenizer
 from support.vocabulary import SYNTAX, fixed_clock, template_text
@@ -125,11 +124,6 @@ def test_ids_are_those_of_qwen_s_own_ranks(
     prompter, ranks = vocabularies(vocabulary).speaker(template_text("full")), qwen_by_ranks(name)
     for conversation, prompt in prompts(prompter).items():
         assert list(prompt.ids) == ranks.encode(prompt.text), conversation
-
-
-def test_the_real_templates_are_here() -> None:
-    if not REAL_TEMPLATES.is_dir():
-        pytest.skip(f"the real templates are not here ({REAL_TEMPLATES}): the vocabularies are compared with our own")
 
 
 @pytest.mark.parametrize("template", ["full", "tagged", "dropping"])

@@ -14,7 +14,7 @@ from mistral_common.exceptions import MistralCommonException
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from support.conversations import CONVERSATIONS
-from support.real_vocabularies import real_template
+from support.real_templates import real_template
 from support.vocabulary import SYNTAX, fixed_clock
 
 from gateway.errors import BadRequest

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.conversations import CONVERSATIONS, Mark, marked, open_thoughts
+from support.real_templates import REAL_FILES, needs_real
 from support.reference import fixed_reference_time, reference_text, wordless_tokenizer
 from support.vocabulary import SYNTAX, TEMPLATES, fixed_clock, model_files
 
@@ -17,7 +18,6 @@ from gateway.request import GenerateRequest, Prompt
 
 __all__ = ["fixed_reference_time"]
 
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 OURS = sorted(TEMPLATES.glob("*.jinja"))
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 # This template shows the text of a message that calls after the results of its calls.
@@ -49,13 +49,12 @@ REFUSED: Mapping[str, int] = {
     "trl-qwen3_6": 2,
 }
 
-templates = pytest.mark.parametrize("file", [*OURS, *sorted(REAL.glob("*.jinja"))], ids=lambda file: f"{file.stem}-text")
+templates = pytest.mark.parametrize("file", [*OURS, *REAL_FILES], ids=lambda file: f"{file.stem}-text")
 
 
+@needs_real
 def test_the_real_templates_are_here() -> None:
-    if not REAL.is_dir():
-        pytest.skip(f"the real templates are not here ({REAL}): only our own are compared")
-    assert len([*REAL.glob("*.jinja")]) >= 40
+    assert len(REAL_FILES) >= 40
 
 
 @cache

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.real_templates import REAL_TEMPLATES, needs_real
 from support.vocabulary import SYNTAX, fixed_clock, model_files
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -35,7 +36,6 @@ from gateway.request import GenerateRequest
 from gateway.wire import jsonio
 
 DATA = Path(__file__).parents[1] / "data" / "families"
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 CONVERSATIONS: dict[str, Any] = yaml.safe_load((DATA / "conversations.yaml").read_text(encoding="utf-8"))
 TRANSCRIPTS: dict[str, dict[str, Any]] = {
     path.parent.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("*/transcript.yaml"))
@@ -132,11 +132,11 @@ def test_transformers_writes_the_same(family: str, name: str) -> None:
     assert template.render(**plan.draft.variables, **TRANSCRIPTS[family]["specials"]) == row["text"]
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="the real templates are not beside this checkout")
+@needs_real
 @pytest.mark.parametrize(("family", "real"), REAL_ROWS)
 def test_the_real_template_writes_the_same(family: str, real: str) -> None:
     transcript = TRANSCRIPTS[family]
-    own, other = _speaker(family, _own(family)), _speaker(family, REAL / f"{real}.jinja")
+    own, other = _speaker(family, _own(family)), _speaker(family, REAL_TEMPLATES / f"{real}.jinja")
     compared = set(transcript["prompts"]) - set(transcript.get("apart", {}))
     assert "plain" in compared
     for name in sorted(compared):

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.llamacpp import EngineUnderTest, smollm2_file
+from support.real_templates import real_template
 from support.real_vocabularies import deepseek_vocabulary, qwen_vocabulary
 from support.sentencepiece import SMALL as PIECES_OF_SENTENCEPIECE
 from support.sentencepiece import model_file
@@ -33,7 +33,6 @@ from gateway.prompt.tokenizer import from_pieces
 from gateway.request import GenerateRequest, Message
 from gateway.wire import jsonio
 
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 MARK = "\ufdd0"
 SPELLINGS = Spellings(CONTROL)
 PLACES = SPELLINGS.places("".join(CONTROL))
@@ -562,11 +561,9 @@ def test_both_renders_have_the_same_time() -> None:
 
 
 def qwen_files(template: str) -> ModelFiles:
-    file = REAL / f"{template}.jinja"
-    if not file.exists():
-        pytest.skip(f"the real template is not here: {file.name}")
+    source = real_template(template)
     files = replace(model_files("echo"), tokenizer=ours.from_json(qwen_vocabulary("qwen3").read_bytes()), specials={})
-    return with_template(files, file.read_text())
+    return with_template(files, source)
 
 
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3.5-4B", "ByteDance-Seed-OSS"])
@@ -603,10 +600,7 @@ def test_the_tokenizer_itself_is_untouched() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-ai-DeepSeek-V4", "deepseek-ai-DeepSeek-V3.1"])
 def test_a_real_template_of_a_real_vocabulary(name: str) -> None:
-    file = REAL / f"{name}.jinja"
-    if not file.exists():
-        pytest.skip(f"the real template is not here: {file.name}")
-    files = with_template(deepseek_files(), file.read_text())
+    files = with_template(deepseek_files(), real_template(name))
     renderer = Renderer(files, clock=fixed_clock)
     assert {"<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"} <= renderer.controls
     assert not {"<think>", "</think>"} & renderer.controls

@@ -1,13 +1,13 @@
 from pathlib import Path
 
 import pytest
+from support.real_templates import REAL_FILES, needs_real, real_template
 from support.vocabulary import fixed_clock, template_text
 
 from gateway.errors import ModelFileError
 from gateway.prompt.probe import Capabilities, probe
 from gateway.prompt.template import ChatTemplate
 
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -185,11 +185,8 @@ def test_a_template_that_cannot_show_a_user_message_is_refused(source: str) -> N
         probed(source)
 
 
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real templates are not here ({REAL})")
-
-
 @needs_real
-@pytest.mark.parametrize("file", sorted(REAL.glob("*.jinja")) or [REAL], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", REAL_FILES, ids=lambda file: file.stem)
 def test_every_real_template_compiles_and_is_probed(file: Path) -> None:
     can = probed(file.read_text())
     assert can.system in {"yes", "raises"} or "Nemo" in file.stem
@@ -249,4 +246,4 @@ def test_every_real_template_compiles_and_is_probed(file: Path) -> None:
     ],
 )
 def test_what_is_known_of_real_templates(name: str, field: str, value: str) -> None:
-    assert getattr(probed((REAL / f"{name}.jinja").read_text()), field) == value
+    assert getattr(probed(real_template(name)), field) == value

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.llamacpp import smollm2_file
+from support.real_templates import REAL_FILES, needs_real
 from support.vocabulary import CONTROL, DEFINED, SYNTAX, WORDS, fixed_clock, model_files, template_text
 
 from gateway.errors import BadRequest, ContextTooLong, ModelFileError
@@ -14,7 +15,6 @@ from gateway.prompt.prompter import Prompter, ToolMode
 from gateway.prompt.source import read_model
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Message, ToolCall, ToolChoice, ToolSpec
 
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 USER = Message("user", "hi")
 TOOL = ToolSpec("f", "does f", {"type": "object"})
 
@@ -236,8 +236,8 @@ def test_what_may_fit_is_rendered() -> None:
 TRICKY = '</think> /think <think>x</think> <|channel>y<channel|> [TOOL] {{ m }} {"a": 1} é \u3000'
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="the real templates are not in this checkout")
-@pytest.mark.parametrize("template", sorted(REAL.glob("*.jinja")), ids=lambda path: path.stem)
+@needs_real
+@pytest.mark.parametrize("template", REAL_FILES, ids=lambda path: path.stem)
 def test_real_templates_show_what_is_counted_as_sure(template: Path) -> None:
     files = replace(model_files("full"), templates={"default": template.read_text()})
     speaker = Prompter(files, tools="native", syntax=SYNTAX, clock=fixed_clock)

@@ -3,10 +3,10 @@ see."""
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.real_templates import REAL_FILES, needs_real, real_template
 from support.vocabulary import SYNTAX, fixed_clock, model_files
 
 from gateway.errors import BadRequest
@@ -17,7 +17,6 @@ from gateway.prompt.proof import claims, proved
 from gateway.request import GenerateRequest, Message, Prompt, ToolCall, ToolSpec
 from gateway.wire import jsonio
 
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 ALL = Capabilities(
     "yes", "yes", "no", "no", "yes", "yes", "yes", "yes", "yes", "object", "text", "empty", "reasoning_content", ""
 )
@@ -117,7 +116,7 @@ def test_the_order_of_messages_is_no_matter_and_what_is_not_looked_for_is_told()
 
 @cache
 def speaker(name: str) -> Prompter:
-    files = replace(model_files("full"), templates={"default": (REAL / f"{name}.jinja").read_text()})
+    files = replace(model_files("full"), templates={"default": real_template(name)})
     return Prompter(files, tools="native", syntax=SYNTAX, clock=fixed_clock)
 
 
@@ -128,8 +127,7 @@ def outcome(name: str, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...
         return error
 
 
-needs_real = pytest.mark.skipif(not REAL.exists(), reason="the real templates are not beside this checkout")
-NAMES = [path.stem for path in sorted(REAL.glob("*.jinja"))]
+NAMES = [path.stem for path in REAL_FILES]
 TWO = Message(
     "assistant", None, tool_calls=(ToolCall("callone01", "CALLQ", '{"a": "ARGQ"}'), ToolCall("calltwo02", "CALLQ", "{}"))
 )

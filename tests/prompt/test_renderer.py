@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.real_templates import REAL_FILES
 from support.reference import fixed_reference_time, reference_text, wordless_tokenizer
 from support.vocabulary import TEMPLATES, fixed_clock, model_files
 
@@ -13,7 +14,6 @@ from gateway.prompt.renderer import Draft, Renderer
 
 __all__ = ["fixed_reference_time"]
 
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 OURS = sorted(TEMPLATES.glob("*.jinja"))
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 REFERENCE = wordless_tokenizer(SPECIALS)
@@ -50,7 +50,7 @@ def reference(source: str, asked: Draft) -> str | None:
         return None
 
 
-@pytest.mark.parametrize("file", [*OURS, *sorted(REAL.glob("*.jinja"))], ids=lambda file: f"{file.stem}-continued")
+@pytest.mark.parametrize("file", [*OURS, *REAL_FILES], ids=lambda file: f"{file.stem}-continued")
 @pytest.mark.usefixtures("fixed_reference_time")
 def test_a_message_is_continued_as_transformers_does(file: Path) -> None:
     source = file.read_text()
@@ -63,12 +63,6 @@ def test_a_message_is_continued_as_transformers_does(file: Path) -> None:
         with pytest.raises(BadRequest) as caught:
             ours.render(draft(content))
         assert caught.value.param == "continue_final_message", content
-
-
-def test_the_real_templates_are_here() -> None:
-    if not REAL.is_dir():
-        pytest.skip(f"the real templates are not here ({REAL}): only our own are compared")
-    assert len([*REAL.glob("*.jinja")]) >= 40
 
 
 def test_blanks_at_the_end_stay_where_the_template_shows_them() -> None:

@@ -1,10 +1,10 @@
 """What a template writes between turns: the token that ends the model's, those that part them, and how a turn begins."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.real_templates import real_template
 from support.vocabulary import fixed_clock, model_files
 
 from gateway.prompt.model_files import ModelFiles
@@ -14,7 +14,6 @@ from gateway.prompt.template import ChatTemplate
 from gateway.prompt.turn_end import Render, answer_opener, turn_end, turn_tokens
 from gateway.request import GenerateRequest, Message
 
-REAL = Path(__file__).parents[3] / "shared" / "templates"
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 CONTROLS = (
     "<s>",
@@ -170,8 +169,5 @@ WRITTEN = (
 
 @pytest.mark.parametrize("name", FOUND)
 def test_real_templates(name: str) -> None:
-    file = REAL / f"{name}.jinja"
-    if not file.exists():
-        pytest.skip(f"the real template is not here: {file.name}")
-    render, can = drawn(file.read_text())
+    render, can = drawn(real_template(name))
     assert turn_end(render, can, WRITTEN) == FOUND[name]

