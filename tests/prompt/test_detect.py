@@ -36,6 +36,7 @@ KNOWN = {
     "deepseek-ai-DeepSeek-V4": "deepseek_v4",
     "google-gemma-2-2b-it": "plain",
     "google-gemma-4-31B-it": "gemma4",
+    "meetkai-functionary-medium-v3.1": "functionary_v31",
     "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
     "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
     "microsoft-Phi-3.5-mini-instruct": "plain",
