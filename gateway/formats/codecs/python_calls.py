@@ -12,7 +12,7 @@ from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.python_text import PythonText
 from gateway.formats.codecs.values import quoted
 from gateway.formats.cursor import Cursor
-from gateway.formats.spec import Damage, Progress, Reader
+from gateway.formats.spec import Damage, Progress
 
 _SPACE = " \t\n\r"
 _MAX_SPACE = 256  # where it must be looked through again with each piece of text
@@ -77,7 +77,6 @@ class PythonReader:
         self._calls = calls
         self._listed = False
         self._state: Callable[[Cursor], Progress | None] = self._begin
-        self._other: Reader | None = None
         self._calls_read = 0
         self._keys: set[str] = set()
         self._value = PythonText()
@@ -105,16 +104,12 @@ class PythonReader:
             if after == len(cursor.text) and not cursor.final:
                 return "more"
             if self._codec.json is not None and cursor.text.startswith("{", after):
-                self._other = self._codec.json.reader(self._opener, self._closer, self._calls, bare=False)
-                self._state = self._elsewhere
+                self._state = self._codec.json.reader(self._opener, self._closer, self._calls, bare=False).step
                 return None
             self._listed = True
             cursor.advance(cursor.pos + 1, "markup")
         self._state = self._name
         return None
-
-    def _elsewhere(self, cursor: Cursor) -> Progress | None:
-        return self._other.step(cursor) if self._other is not None else "done"
 
     def _name(self, cursor: Cursor) -> Progress | None:
         sign = self._next(cursor)

@@ -14,7 +14,7 @@ from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
 from gateway.formats.cursor import Cursor, Matcher, longest_first
 from gateway.formats.schema import Parameters, Types
-from gateway.formats.spec import Damage, Progress, Reader
+from gateway.formats.spec import Damage, Progress
 from gateway.wire.text import held_suffix
 
 _SPACE = " \t\n\r"
@@ -98,7 +98,6 @@ class TaggedReader:
         self._state: Callable[[Cursor], Progress | None] = self._call if codec.call_open else self._header_of_call
         if codec.json is not None:
             self._state = self._begin_block
-        self._other: Reader | None = None
         self._call_close = codec.call_close if codec.call_open else closer
         around = (*codec.around, opener, closer) if codec.call_open else (opener,)
         self._around_block = longest_first(around)
@@ -141,14 +140,10 @@ class TaggedReader:
         if not cursor.skip(_SPACE) and not cursor.final:
             return "more"
         if self._codec.json is not None and cursor.text.startswith("{", cursor.pos):
-            self._other = self._codec.json.reader(self._opener, self._closer, self._calls, bare=False)
-            self._state = self._elsewhere
+            self._state = self._codec.json.reader(self._opener, self._closer, self._calls, bare=False).step
         else:
             self._state = self._call if self._codec.call_open else self._header_of_call
         return None
-
-    def _elsewhere(self, cursor: Cursor) -> Progress | None:
-        return self._other.step(cursor) if self._other is not None else "done"
 
     def _call(self, cursor: Cursor) -> Progress | None:
         """Before a call, or after one."""
