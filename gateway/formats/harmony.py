@@ -48,7 +48,7 @@ class Harmony(Automaton):
         self._raw_until = 0  # text of a damaged call up to this offset is content, whatever it spells
         self._thinks = False
         self._message_at = 0
-        self._arguments: JsonArguments | None = None
+        self._arguments: JsonArguments
         self._begin(options.prompt_tail)
 
     def _begin(self, prompt_tail: str) -> None:
@@ -228,8 +228,6 @@ class Harmony(Automaton):
         return True
 
     def _in_arguments(self) -> bool:
-        if self._arguments is None:
-            return False
         progress = self._arguments.step(self._cursor)
         if progress == "more":
             return False

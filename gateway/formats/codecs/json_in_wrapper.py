@@ -138,6 +138,7 @@ class WrapperReader:
         self._pieces: list[str] = []  # what is held of the value, key or arguments that are read now
         self._held_chars = 0
         self._after_value: Callable[[Cursor], Progress | None] = self._member
+        self._arguments: JsonArguments
         self._new_object()
 
     def _new_object(self) -> None:

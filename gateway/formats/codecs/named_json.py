@@ -89,7 +89,7 @@ class NamedReader:
         self._marks = Matcher(self._between_calls)
         self._calls_read = 0
         self._name_at = 0
-        self._arguments: JsonArguments | None = None
+        self._arguments: JsonArguments
 
     def step(self, cursor: Cursor) -> Progress:
         """Read on."""
@@ -191,7 +191,7 @@ class NamedReader:
         return None
 
     def _in_arguments(self, cursor: Cursor) -> Progress | None:
-        progress = self._arguments.step(cursor) if self._arguments is not None else "done"
+        progress = self._arguments.step(cursor)
         if progress != "done":
             return progress
         self._state = self._after_arguments
