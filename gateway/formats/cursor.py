@@ -11,6 +11,9 @@ from typing import Literal
 Kind = Literal["reasoning", "content", "arguments", "markup", "failure"]
 """What a consumed piece of the output was. Only tests look at it: together the pieces are the whole output."""
 
+SPACE = " \t\n\r"
+_MAX_SPACE = 256  # where it must be looked through again with each piece of text
+
 
 class Cursor:
     """A place in the output. `text[pos:]` is unread; `base` is the offset of `text[0]` in the whole output.
@@ -143,6 +146,14 @@ class Cursor:
             elif open_ended and literal.startswith(text[at:]):
                 waiting = True
         return "" if waiting else None
+
+
+def after_space(text: str, at: int) -> int:
+    """The index after whitespace. A long run is no markup."""
+    stop = min(len(text), at + _MAX_SPACE)
+    while at < stop and text[at] in SPACE:
+        at += 1
+    return at
 
 
 def longest_first(literals: Iterable[str]) -> tuple[str, ...]:

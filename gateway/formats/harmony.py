@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from gateway.formats.automaton import Automaton
 from gateway.formats.base import ParseOptions
 from gateway.formats.codecs.json_arguments import JsonArguments
-from gateway.formats.cursor import Cursor, Matcher
+from gateway.formats.cursor import SPACE, Cursor, Matcher
 from gateway.formats.program import Program
 from gateway.formats.spec import Damage, Headers
 
-_SPACE = " \t\n\r"
 _MAX_HEADER = 512
 _RECIPIENT = "to="
 _ROLE = "assistant"
@@ -79,7 +78,7 @@ class Harmony(Automaton):
         at, literal = self._in_header.find(cursor, cursor.pos)
         if at - cursor.pos > _MAX_HEADER:
             return self._no_header(cursor.pos + _MAX_HEADER + 1, "")
-        if literal == headers.start.text and not cursor.text[cursor.pos : at].strip(_SPACE) and not self._said:
+        if literal == headers.start.text and not cursor.text[cursor.pos : at].strip(SPACE) and not self._said:
             cursor.advance(at + len(literal), "markup")
             self._started = True
             return True
@@ -116,7 +115,7 @@ class Harmony(Automaton):
                 self._fail("truncated_call" if cursor.cut else "bad_header", self._message_at, recovered=False)
             cursor.advance(at, "markup")
             return False
-        if text.strip(_SPACE):
+        if text.strip(SPACE):
             self._fail("bad_header", cursor.offset)
             self._text(at)
         cursor.advance(at, "markup")
@@ -212,7 +211,7 @@ class Harmony(Automaton):
     def _first(self) -> bool:
         """Before the arguments; without any they are empty."""
         cursor = self._cursor
-        if not cursor.skip(_SPACE) and not cursor.final:
+        if not cursor.skip(SPACE) and not cursor.final:
             return False
         found = cursor.match(cursor.pos, self._ends)
         if found == "":
@@ -240,7 +239,7 @@ class Harmony(Automaton):
     def _after_arguments(self) -> bool:
         """The message's end, which the engine may have stopped at; where the model left it out, another message."""
         cursor = self._cursor
-        if cursor.skip(_SPACE):
+        if cursor.skip(SPACE):
             found = cursor.match(cursor.pos, (*self._ends, self._headers.start.text))
             if found == "":
                 return False

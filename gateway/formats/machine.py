@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 from gateway.formats.automaton import Automaton
 from gateway.formats.base import ParseOptions
-from gateway.formats.cursor import Cursor
+from gateway.formats.cursor import SPACE, Cursor
 from gateway.formats.program import Program
 from gateway.formats.spec import Block, Damage, Marker, Reader, Reasoning
 
-_SPACE = " \t\n\r"
 _MAX_BLANK = 256  # a longer run of whitespace is text
 _NEVER = 1 << 62
 _NO_THOUGHT = Reasoning(Marker(""), Marker(""))
@@ -67,7 +66,7 @@ class Machine(Automaton):
         self._may_think = start == "unopened"
         if start == "inside":
             self._state = self._thought
-            self._fresh = not said.strip(_SPACE)
+            self._fresh = not said.strip(SPACE)
 
     def _give_up(self) -> None:
         if self._state == self._call:
@@ -176,10 +175,10 @@ class Machine(Automaton):
         begin = cursor.pos
         at, literal = (self._program.at_start if self._blank else self._program.in_content).find(cursor, begin)
         text = cursor.text[begin:at]
-        if literal in self._program.starters and (text.strip(_SPACE) or len(text) >= _MAX_BLANK):
+        if literal in self._program.starters and (text.strip(SPACE) or len(text) >= _MAX_BLANK):
             at, literal = self._program.in_content.find(cursor, begin)
             text = cursor.text[begin:at]
-        if self._blank and len(text) < _MAX_BLANK and (not text.strip(_SPACE) or self._names_call(text, literal)):
+        if self._blank and len(text) < _MAX_BLANK and (not text.strip(SPACE) or self._names_call(text, literal)):
             return self._blank_content(at, literal)
         if text:
             self._blank = self._may_think = False

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
 from gateway.formats.codecs.brace_text import BraceText
-from gateway.formats.cursor import Cursor
+from gateway.formats.cursor import SPACE, Cursor
 from gateway.formats.spec import Damage, Progress
 
-_SPACE = " \t\n\r"
 _MAX_NAME = 256
 
 
@@ -55,7 +54,7 @@ class BraceReader:
                 return progress
 
     def _header(self, cursor: Cursor) -> Progress | None:
-        if not cursor.skip(_SPACE):
+        if not cursor.skip(SPACE):
             return "more"
         start, prefix = cursor.pos, self._codec.prefix
         stop = cursor.text.find("{", start, start + _MAX_NAME)
@@ -89,7 +88,7 @@ class BraceReader:
 
     def _end(self, cursor: Cursor) -> Progress:
         """The closer, or anything else where the model left it out."""
-        cursor.skip(_SPACE)
+        cursor.skip(SPACE)
         found = cursor.match(cursor.pos, (self._closer,))
         if found == "":
             return "more"

@@ -7,14 +7,12 @@ string stands between two delimiters, as it is, and goes on at once; numbers and
 import re
 from collections.abc import Callable, Mapping
 
-from gateway.formats.codecs.json_text import is_json
+from gateway.formats.codecs.json_text import MAX_DEPTH, is_json
 from gateway.formats.codecs.values import escaped, quoted
-from gateway.formats.cursor import Cursor, Matcher
+from gateway.formats.cursor import SPACE, Cursor, Matcher
 from gateway.request import FailureKind
 
-MAX_DEPTH = 200
 _MAX_BARE = 4096  # characters of a key, a number or a word
-_SPACE = " \t\n\r"
 _CLOSERS: Mapping[str, str] = {"{": "}", "[": "]"}
 _KEY = re.compile(r"[^:{}\[\],]*")
 _WORD = re.compile(r"[^,}\]]*")
@@ -53,7 +51,7 @@ class BraceText:
 
     def _next(self, cursor: Cursor) -> str:
         """The next character that is no whitespace, unread; "" if there is none yet."""
-        return cursor.text[cursor.pos] if cursor.skip(_SPACE) else ""
+        return cursor.text[cursor.pos] if cursor.skip(SPACE) else ""
 
     def _sign(self, cursor: Cursor) -> None:
         cursor.advance(cursor.pos + 1, "arguments")

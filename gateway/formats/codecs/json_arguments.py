@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 from gateway.formats.calls import Calls
 from gateway.formats.codecs.json_text import JsonText
-from gateway.formats.cursor import Cursor
+from gateway.formats.cursor import SPACE, Cursor
 from gateway.formats.spec import Damage, Progress
 from gateway.wire import jsonio
-
-_SPACE = " \t\n\r"
 
 
 class JsonArguments:
@@ -69,7 +67,7 @@ class JsonArguments:
         inner = as_string(text)
         if inner is None:
             return Damage("not_an_object", self._value_at, cursor.offset)
-        inner = inner.strip(_SPACE)
+        inner = inner.strip(SPACE)
         self._calls.fail("double_encoded", self._value_at, recovered=True)
         if inner in ("", "null"):
             self._give("{}")

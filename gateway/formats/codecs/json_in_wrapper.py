@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from gateway.formats.calls import Calls
 from gateway.formats.codecs.json_arguments import JsonArguments, as_string
 from gateway.formats.codecs.json_text import JsonText
-from gateway.formats.cursor import Cursor
+from gateway.formats.cursor import SPACE, Cursor, after_space
 from gateway.formats.spec import Damage, Progress
 
-_SPACE = " \t\n\r"
-_MAX_SPACE = 256  # after a separator, where it must be looked through again with each piece of text
 _MAX_HEAD = 512  # characters in which an object must show that it is a call
 
 
@@ -99,7 +97,7 @@ class _Head:
     def sign(self, wanted: str) -> str:
         """One of these characters, after whitespace."""
         at, text = self._at, self._text
-        while at < len(text) and text[at] in _SPACE:
+        while at < len(text) and text[at] in SPACE:
             at += 1
         if at >= self._last:
             raise _NoCall
@@ -156,7 +154,7 @@ class WrapperReader:
 
     def _next(self, cursor: Cursor) -> str:
         """The next character that is no whitespace, unread; "" if there is none yet."""
-        return cursor.text[cursor.pos] if cursor.skip(_SPACE) else ""
+        return cursor.text[cursor.pos] if cursor.skip(SPACE) else ""
 
     def _invalid(self, cursor: Cursor) -> Damage:
         return Damage("invalid_json", cursor.offset, cursor.offset)
@@ -337,15 +335,12 @@ class WrapperReader:
 
     def _after_object(self, cursor: Cursor) -> Progress | None:
         """The separator and another object, or anything else."""
-        if not cursor.skip(_SPACE):
+        if not cursor.skip(SPACE):
             return "done" if cursor.final else "more"
         mark, at = self._codec.separator, cursor.pos
         if not cursor.text.startswith(mark, at):
             return "more" if mark.startswith(cursor.text[at:]) and not cursor.final else "done"
-        at += len(mark)
-        stop = min(len(cursor.text), at + _MAX_SPACE)
-        while at < stop and cursor.text[at] in _SPACE:
-            at += 1
+        at = after_space(cursor.text, at + len(mark))
         if at == len(cursor.text):
             return "done" if cursor.final else "more"
         if cursor.text[at] != "{":

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
 from gateway.formats.codecs.json_arguments import JsonArguments
-from gateway.formats.cursor import Cursor, Matcher, longest_first
+from gateway.formats.cursor import SPACE, Cursor, Matcher, longest_first
 from gateway.formats.spec import Damage, Progress
 
-_SPACE = " \t\n\r"
 _MAX_HEADER = 256
 _MAX_NOISE = 256  # characters between two calls; more is text
 
@@ -100,7 +99,7 @@ class NamedReader:
 
     def _between(self, cursor: Cursor) -> Progress | None:
         """Before a call, or after one."""
-        cursor.skip(_SPACE)
+        cursor.skip(SPACE)
         tag = cursor.match(cursor.pos, self._between_calls)
         if tag == "":
             return "more"
@@ -161,7 +160,7 @@ class NamedReader:
 
     def _optional(self, cursor: Cursor, marks: tuple[str, ...], then: Callable[[Cursor], Progress | None]) -> Progress | None:
         """A mark that the model may have left out, after whitespace."""
-        cursor.skip(_SPACE)
+        cursor.skip(SPACE)
         found = cursor.match(cursor.pos, longest_first(marks))
         if found == "":
             return "more"
@@ -176,7 +175,7 @@ class NamedReader:
         return self._optional(cursor, self._codec.fence_open, self._begin_arguments)
 
     def _begin_arguments(self, cursor: Cursor) -> Progress | None:
-        if not cursor.skip(_SPACE) and not cursor.final:
+        if not cursor.skip(SPACE) and not cursor.final:
             return "more"
         ends = longest_first((self._codec.call_close, self._closer, self._codec.fence_close))
         absent = cursor.match(cursor.pos, ends)
@@ -207,7 +206,7 @@ class NamedReader:
         if not close:
             self._end_call()
             return "done"
-        cursor.skip(_SPACE)
+        cursor.skip(SPACE)
         found = cursor.match(cursor.pos, (close,))
         if found == "":
             return "more"

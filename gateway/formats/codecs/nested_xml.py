@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 from gateway.formats.calls import Calls
 from gateway.formats.codecs.values import converted, escaped, quoted
-from gateway.formats.cursor import Cursor, Matcher
+from gateway.formats.cursor import SPACE, Cursor, Matcher
 from gateway.formats.schema import Parameters, Shape
 from gateway.formats.spec import Damage, Progress
 
-_SPACE = " \t\n\r"
 _MAX_TAG = 256
 _MAX_DEPTH = 64
 
@@ -92,7 +91,7 @@ class NestedReader:
 
     def _next_tag(self, cursor: Cursor) -> str | Damage | None:
         """The inside of the tag after whitespace, unread."""
-        if not cursor.skip(_SPACE):
+        if not cursor.skip(SPACE):
             return None
         found = cursor.match(cursor.pos, (self._codec.prefix,))
         if found == "":
@@ -103,7 +102,7 @@ class NestedReader:
 
     def _between(self, cursor: Cursor) -> Progress | None:
         """Before a call, or after one."""
-        if not cursor.skip(_SPACE):
+        if not cursor.skip(SPACE):
             return "more"
         found = cursor.match(cursor.pos, (self._closer,))
         if found == "":
@@ -224,7 +223,7 @@ class NestedReader:
         kinds = shape.types.kinds
         if not element.children:
             text = "".join(element.text)
-            if not text.strip(_SPACE) and "string" not in kinds and kinds & {"object", "array"}:
+            if not text.strip(SPACE) and "string" not in kinds and kinds & {"object", "array"}:
                 return ("[]" if "array" in kinds else "{}"), True
             return converted(text, shape.types)
         listed = all(child.name == self._codec.item for child in element.children)

@@ -11,11 +11,9 @@ from gateway.formats.calls import Calls
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.python_text import PythonText
 from gateway.formats.codecs.values import quoted
-from gateway.formats.cursor import Cursor
+from gateway.formats.cursor import SPACE, Cursor, after_space
 from gateway.formats.spec import Damage, Progress
 
-_SPACE = " \t\n\r"
-_MAX_SPACE = 256  # where it must be looked through again with each piece of text
 _MAX_NAME = 256
 _NAME = re.compile(rf"[\w.-]{{0,{_MAX_NAME + 1}}}")
 
@@ -35,14 +33,14 @@ class PythonCalls:
         """A list does whose first item calls a declared tool, or any with an argument by its name."""
         if not names:
             return False
-        name, at = _name_at(cursor.text, _skip(cursor.text, at + 1))
+        name, at = _name_at(cursor.text, after_space(cursor.text, at + 1))
         if at == len(cursor.text) and not cursor.final:
             return None
         if not name or not cursor.text.startswith("(", at):
             return False
         if name in names:
             return True
-        key, end = _name_at(cursor.text, _skip(cursor.text, at + 1))
+        key, end = _name_at(cursor.text, after_space(cursor.text, at + 1))
         if end == len(cursor.text) and not cursor.final:
             return None
         return cursor.text.startswith("=" if key else ")", end)
@@ -50,14 +48,6 @@ class PythonCalls:
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "PythonReader":
         """A reader for one block. One that a list alone begins ends with the list."""
         return PythonReader(self, opener, "" if bare else closer, calls)
-
-
-def _skip(text: str, at: int) -> int:
-    """The index after whitespace; a longer run is none."""
-    stop = min(len(text), at + _MAX_SPACE)
-    while at < stop and text[at] in _SPACE:
-        at += 1
-    return at
 
 
 def _name_at(text: str, at: int) -> tuple[str, int]:
@@ -90,7 +80,7 @@ class PythonReader:
 
     def _next(self, cursor: Cursor) -> str:
         """The next character that is no whitespace, unread; "" if there is none yet."""
-        return cursor.text[cursor.pos] if cursor.skip(_SPACE) else ""
+        return cursor.text[cursor.pos] if cursor.skip(SPACE) else ""
 
     def _invalid(self, cursor: Cursor) -> Damage:
         return Damage("invalid_json", cursor.offset, cursor.offset)
@@ -100,7 +90,7 @@ class PythonReader:
         if not sign:
             return "more"
         if sign == "[":
-            after = _skip(cursor.text, cursor.pos + 1)
+            after = after_space(cursor.text, cursor.pos + 1)
             if after == len(cursor.text) and not cursor.final:
                 return "more"
             if self._codec.json is not None and cursor.text.startswith("{", after):
@@ -137,7 +127,7 @@ class PythonReader:
         if sign == ")":
             return self._end_of_call(cursor)
         key, stop = _name_at(cursor.text, cursor.pos)
-        after = _skip(cursor.text, stop)
+        after = after_space(cursor.text, stop)
         if after == len(cursor.text) and not cursor.final and key:
             return "more"
         if not key or not cursor.text.startswith("=", after):

@@ -9,11 +9,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 
+from gateway.formats.codecs.json_text import MAX_DEPTH
 from gateway.formats.codecs.values import escaped
+from gateway.formats.cursor import SPACE
 
-MAX_DEPTH = 200
 _MAX_TOKEN = 4096  # characters of a number; Python itself refuses to read longer ones
-_SPACE = " \t\n\r"
 _WORDS: Mapping[str, str] = {
     "True": "true",
     "False": "false",
@@ -88,7 +88,7 @@ class PythonText:
     def _value(self, text: str, pos: int) -> int:
         """A value begins, or a bracket ends."""
         sign = text[pos]
-        if sign in _SPACE:
+        if sign in SPACE:
             return pos + 1
         if self._open and sign == self._open[-1]:
             return self._close(pos)
@@ -118,7 +118,7 @@ class PythonText:
     def _key(self, text: str, pos: int) -> int:
         """A key of a dict, which must be a string, or its end."""
         sign = text[pos]
-        if sign in _SPACE:
+        if sign in SPACE:
             return pos + 1
         if sign == "}":
             return self._close(pos)
@@ -128,7 +128,7 @@ class PythonText:
         return self._begin(sign, pos)
 
     def _colon(self, text: str, pos: int) -> int:
-        if text[pos] in _SPACE:
+        if text[pos] in SPACE:
             return pos + 1
         if text[pos] != ":":
             return self._fail(pos)
@@ -138,12 +138,12 @@ class PythonText:
 
     def _first(self, text: str, pos: int) -> int:
         """A value that must be there."""
-        return pos + 1 if text[pos] in _SPACE else self._begin(text[pos], pos)
+        return pos + 1 if text[pos] in SPACE else self._begin(text[pos], pos)
 
     def _next(self, text: str, pos: int) -> int:
         """After a value."""
         sign = text[pos]
-        if sign in _SPACE:
+        if sign in SPACE:
             return pos + 1
         if sign == self._open[-1] and (sign != ")" or self._has_comma[-1]):
             return self._close(pos)
@@ -155,7 +155,7 @@ class PythonText:
 
     def _after_comma(self, text: str, pos: int) -> int:
         """Another item, or, as a comma may be the last, the end."""
-        if text[pos] in _SPACE:
+        if text[pos] in SPACE:
             return pos + 1
         if text[pos] == self._open[-1]:
             return self._close(pos)

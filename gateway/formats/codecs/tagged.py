@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from gateway.formats.calls import Calls
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
-from gateway.formats.cursor import Cursor, Matcher, longest_first
+from gateway.formats.cursor import SPACE, Cursor, Matcher, after_space, longest_first
 from gateway.formats.schema import Parameters, Types
 from gateway.formats.spec import Damage, Progress
 from gateway.wire.text import held_suffix
 
-_SPACE = " \t\n\r"
-_MAX_SPACE = 256  # between tags, where it must be looked through before the text before it is certain
 _MAX_NAME = 256
 _CDATA = "<![CDATA["
 _CDATA_END = "]]>"
@@ -132,12 +130,12 @@ class TaggedReader:
 
     def _next_tag(self, cursor: Cursor, tags: tuple[str, ...]) -> str | None:
         """The tag after whitespace, unread; "" if more text must decide; None if there is none."""
-        cursor.skip(_SPACE)
+        cursor.skip(SPACE)
         return cursor.match(cursor.pos, tags)
 
     def _begin_block(self, cursor: Cursor) -> Progress | None:
         """Tags, or an object in their place."""
-        if not cursor.skip(_SPACE) and not cursor.final:
+        if not cursor.skip(SPACE) and not cursor.final:
             return "more"
         if self._codec.json is not None and cursor.text.startswith("{", cursor.pos):
             self._state = self._codec.json.reader(self._opener, self._closer, self._calls, bare=False).step
@@ -197,7 +195,7 @@ class TaggedReader:
 
     def _plain_name(self, cursor: Cursor) -> Progress | None:
         """A name that ends with its line, or where the first parameter or the call's end begins."""
-        cursor.skip(_SPACE)
+        cursor.skip(SPACE)
         offset = cursor.offset
         stop, end = self._name_ends.find(cursor, cursor.pos)
         name = cursor.text[cursor.pos : stop].strip()
@@ -393,7 +391,7 @@ class TaggedReader:
         verdict = self._follows(cursor, at, self._in_call)
         if verdict and not self._bare and self._codec.call_open and cursor.by_id(self._closer):
             # The block's closer is known by its id, so that a quoted call in a value can be told from the end of this one.
-            at = _after_space(cursor.text, at)
+            at = after_space(cursor.text, at)
             if cursor.text.startswith(self._codec.call_close, at):
                 return self._follows(cursor, at + len(self._codec.call_close), self._between_calls)
         return verdict
@@ -401,7 +399,7 @@ class TaggedReader:
     def _follows(self, cursor: Cursor, at: int, tags: tuple[str, ...]) -> bool | None:
         """Whether one of the tags, or the end of an output that was not cut, stands here after whitespace; None if more text must
         decide."""
-        at = _after_space(cursor.text, at)
+        at = after_space(cursor.text, at)
         if at == len(cursor.text):
             return True if cursor.final and not cursor.cut else None
         tag = cursor.match(at, tags)
@@ -413,14 +411,6 @@ def _plain(text: str) -> str:
     for entity, character in (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
         text = text.replace(entity, character)
     return text
-
-
-def _after_space(text: str, at: int) -> int:
-    """The index after whitespace. A long run is no markup."""
-    stop = min(len(text), at + _MAX_SPACE)
-    while at < stop and text[at] in _SPACE:
-        at += 1
-    return at
 
 
 def _quoted_text(text: str) -> tuple[str, str]:

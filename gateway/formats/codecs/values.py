@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 
 from gateway.formats.codecs.json_text import is_json
+from gateway.formats.cursor import SPACE
 from gateway.formats.schema import Types
 from gateway.wire import jsonio
 
-_SPACE = " \t\n\r"
 _ESCAPED = re.compile(r'["\\\x00-\x1f]')
 _NAMED: Mapping[str, str] = dict(zip('"\\\n\r\t\b\f', ('\\"', "\\\\", "\\n", "\\r", "\\t", "\\b", "\\f"), strict=True))
 _ESCAPES = str.maketrans({chr(code): f"\\u{code:04x}" for code in range(0x20)} | dict(_NAMED))
@@ -46,7 +46,7 @@ def converted(text: str, types: Types, literals: tuple[tuple[str, str], ...] = (
     may_be_text = "string" in types.kinds
     if may_be_text and text in types.strings:
         return quoted(text), True
-    stripped = text if may_be_text else text.strip(_SPACE)
+    stripped = text if may_be_text else text.strip(SPACE)
     if not may_be_text:
         stripped = dict(literals).get(stripped, stripped)
     if is_json(stripped) and not (may_be_text and stripped.startswith('"')):
@@ -58,7 +58,7 @@ def converted(text: str, types: Types, literals: tuple[tuple[str, str], ...] = (
 
 def declared_json(text: str) -> tuple[str, bool]:
     """A value that the model itself declared to be JSON, as it wrote it; a string where it is none."""
-    stripped = text.strip(_SPACE)
+    stripped = text.strip(SPACE)
     return (stripped, True) if is_json(stripped) else (quoted(text), False)
 
 
