@@ -205,6 +205,11 @@ class Calls:
         self.whole += 1
         self.begin()
 
+    def end_open(self) -> None:
+        """The open call is whole, if there is one."""
+        if self.is_open:
+            self.end()
+
     def abandon(self, kind: FailureKind, offset: int) -> None:
         """The open call, or the one that began, is none."""
         if self.is_open and self._hold:

@@ -4,10 +4,10 @@ Invariant: arguments become JSON once, as they are read. A value outside delimit
 counted.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.block import BlockReader, end_of_block
 from gateway.formats.codecs.brace_text import BraceText
 from gateway.formats.cursor import SPACE, Cursor
 from gateway.formats.spec import Damage, Progress
@@ -36,22 +36,15 @@ class BraceDelimited:
         return BraceReader(self, closer, calls)
 
 
-class BraceReader:
-    """Reads one block. Each state is a method; None from it means that another has taken over."""
+class BraceReader(BlockReader):
+    """Reads one block."""
 
     def __init__(self, codec: BraceDelimited, closer: str, calls: Calls) -> None:
         self._codec = codec
         self._closer = closer
         self._calls = calls
-        self._state: Callable[[Cursor], Progress | None] = self._header
+        self._state = self._header
         self._value = BraceText(codec.delimiter)
-
-    def step(self, cursor: Cursor) -> Progress:
-        """Read on."""
-        while True:
-            progress = self._state(cursor)
-            if progress is not None:
-                return progress
 
     def _header(self, cursor: Cursor) -> Progress | None:
         if not cursor.skip(SPACE):
@@ -87,14 +80,4 @@ class BraceReader:
         return None
 
     def _end(self, cursor: Cursor) -> Progress:
-        """The closer, or anything else where the model left it out."""
-        cursor.skip(SPACE)
-        found = cursor.match(cursor.pos, (self._closer,))
-        if found == "":
-            return "more"
-        if found is None:
-            self._calls.fail("missing_closer", cursor.offset, recovered=True)
-        else:
-            cursor.advance(cursor.pos + len(self._closer), "markup")
-        self._calls.end()
-        return "done"
+        return end_of_block(cursor, self._closer, self._calls)

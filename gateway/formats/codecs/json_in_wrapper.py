@@ -4,10 +4,10 @@ Invariant: the arguments reach the client as the model wrote them, character by 
 holds the object (unwrapped once) and null (given as `{}`) are not, and both are counted.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.block import BlockReader, State, end_of_block
 from gateway.formats.codecs.json_arguments import JsonArguments, as_string
 from gateway.formats.codecs.json_text import JsonText
 from gateway.formats.cursor import SPACE, Cursor, after_space
@@ -118,14 +118,14 @@ class _Head:
         return value
 
 
-class WrapperReader:
-    """Reads one block. Each state is a method; None from it means that another has taken over."""
+class WrapperReader(BlockReader):
+    """Reads one block."""
 
     def __init__(self, codec: JsonInWrapper, opener: str, closer: str, calls: Calls, bare: bool) -> None:
         self._codec = codec
         self._closer = "" if bare else closer
         self._calls = calls
-        self._state: Callable[[Cursor], Progress | None] = self._begin
+        self._state = self._begin
         if bare and codec.fence:
             self._state = self._open_fence
         elif codec.array and opener.endswith("[") and not bare:
@@ -135,7 +135,7 @@ class WrapperReader:
         self._value_at = 0
         self._pieces: list[str] = []  # what is held of the value, key or arguments that are read now
         self._held_chars = 0
-        self._after_value: Callable[[Cursor], Progress | None] = self._member
+        self._after_value: State = self._member
         self._arguments: JsonArguments
         self._new_object()
 
@@ -145,13 +145,6 @@ class WrapperReader:
         self._waiting: list[str] = []  # arguments that came before the name
         self._has_arguments = False
 
-    def step(self, cursor: Cursor) -> Progress:
-        """Read on."""
-        while True:
-            progress = self._state(cursor)
-            if progress is not None:
-                return progress
-
     def _next(self, cursor: Cursor) -> str:
         """The next character that is no whitespace, unread; "" if there is none yet."""
         return cursor.text[cursor.pos] if cursor.skip(SPACE) else ""
@@ -159,7 +152,7 @@ class WrapperReader:
     def _invalid(self, cursor: Cursor) -> Damage:
         return Damage("invalid_json", cursor.offset, cursor.offset)
 
-    def _take(self, cursor: Cursor, wanted: str, then: Callable[[Cursor], Progress | None]) -> Progress | None:
+    def _take(self, cursor: Cursor, wanted: str, then: State) -> Progress | None:
         """One of the wanted characters, after whitespace."""
         character = self._next(cursor)
         if not character:
@@ -249,7 +242,7 @@ class WrapperReader:
         self._arguments = JsonArguments(self._calls, cursor, self._give, held=self._name is None)
         self._state = self._in_arguments
 
-    def _read_value(self, cursor: Cursor, then: Callable[[Cursor], Progress | None]) -> None:
+    def _read_value(self, cursor: Cursor, then: State) -> None:
         """Read and hold one JSON value."""
         self._value = JsonText()
         self._value_at = cursor.offset
@@ -353,17 +346,4 @@ class WrapperReader:
         return self._take(cursor, ",]", self._object if self._next(cursor) == "," else self._end_of_block)
 
     def _end_of_block(self, cursor: Cursor) -> Progress | None:
-        """The closer, or anything else where the model left it out."""
-        closer = self._closer
-        if closer:
-            self._next(cursor)
-            found = cursor.match(cursor.pos, (closer,))
-            if found == "":
-                return "more"
-            if found is None:
-                self._calls.fail("missing_closer", cursor.offset, recovered=True)
-            else:
-                cursor.advance(cursor.pos + len(closer), "markup")
-        if self._calls.is_open:
-            self._calls.end()
-        return "done"
+        return end_of_block(cursor, self._closer, self._calls)

@@ -5,10 +5,10 @@ Invariant: as for `json_arguments`. What stands between calls of one block and i
 where another call follows it; elsewhere it is text.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.block import BlockReader, State
 from gateway.formats.codecs.json_arguments import JsonArguments
 from gateway.formats.cursor import SPACE, Cursor, Matcher, longest_first
 from gateway.formats.spec import Damage, Progress
@@ -75,27 +75,20 @@ def _unnumbered(header: str, names: frozenset[str]) -> str:
     return name
 
 
-class NamedReader:
-    """Reads one block. Each state is a method; None from it means that another has taken over."""
+class NamedReader(BlockReader):
+    """Reads one block."""
 
     def __init__(self, codec: NamedJson, closer: str, calls: Calls, bare: bool) -> None:
         self._codec = codec
         self._closer = closer
         self._calls = calls
         self._bare = bare
-        self._state: Callable[[Cursor], Progress | None] = self._between if codec.call_open else self._header
+        self._state = self._between if codec.call_open else self._header
         self._between_calls = longest_first((codec.call_open, closer))
         self._marks = Matcher(self._between_calls)
         self._calls_read = 0
         self._name_at = 0
         self._arguments: JsonArguments
-
-    def step(self, cursor: Cursor) -> Progress:
-        """Read on."""
-        while True:
-            progress = self._state(cursor)
-            if progress is not None:
-                return progress
 
     def _between(self, cursor: Cursor) -> Progress | None:
         """Before a call, or after one."""
@@ -107,7 +100,7 @@ class NamedReader:
             return self._noise(cursor)
         if tag != self._codec.call_open:
             return self._end(cursor, tag)
-        self._end_call()
+        self._calls.end_open()
         cursor.advance(cursor.pos + len(tag), "markup")
         self._state = self._header
         return None
@@ -125,7 +118,7 @@ class NamedReader:
             return Damage("bad_header", self._calls.raw_from, cursor.offset)
         if not self._bare:
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
-        self._end_call()
+        self._calls.end_open()
         return "done"
 
     def _end(self, cursor: Cursor, tag: str) -> Progress:
@@ -133,12 +126,8 @@ class NamedReader:
         if not self._calls_read:
             self._calls.fail("bad_header", cursor.offset, recovered=True)
         cursor.advance(cursor.pos + len(tag), "markup")
-        self._end_call()
+        self._calls.end_open()
         return "done"
-
-    def _end_call(self) -> None:
-        if self._calls.is_open:
-            self._calls.end()
 
     def _header(self, cursor: Cursor) -> Progress | None:
         codec, start = self._codec, cursor.pos
@@ -158,7 +147,7 @@ class NamedReader:
         self._state = self._open_fence if codec.fence_open else self._begin_arguments
         return None
 
-    def _optional(self, cursor: Cursor, marks: tuple[str, ...], then: Callable[[Cursor], Progress | None]) -> Progress | None:
+    def _optional(self, cursor: Cursor, marks: tuple[str, ...], then: State) -> Progress | None:
         """A mark that the model may have left out, after whitespace."""
         cursor.skip(SPACE)
         found = cursor.match(cursor.pos, longest_first(marks))
@@ -204,7 +193,7 @@ class NamedReader:
     def _close_call(self, cursor: Cursor) -> Progress | None:
         close = self._codec.call_close or self._closer
         if not close:
-            self._end_call()
+            self._calls.end_open()
             return "done"
         cursor.skip(SPACE)
         found = cursor.match(cursor.pos, (close,))

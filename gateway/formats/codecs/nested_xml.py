@@ -5,10 +5,10 @@ Invariant: a parameter that can only be a string goes on at once, escaped; anoth
 typed by the schema at each depth. Only a tag with its prefix is a tag.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.block import BlockReader
 from gateway.formats.codecs.values import converted, escaped, quoted
 from gateway.formats.cursor import SPACE, Cursor, Matcher
 from gateway.formats.schema import Parameters, Shape
@@ -49,14 +49,14 @@ class _Element:
     children: list["_Element"] = field(default_factory=list)
 
 
-class NestedReader:
-    """Reads one block. Each state is a method; None from it means that another has taken over."""
+class NestedReader(BlockReader):
+    """Reads one block."""
 
     def __init__(self, codec: NestedXml, closer: str, calls: Calls) -> None:
         self._codec = codec
         self._closer = closer
         self._calls = calls
-        self._state: Callable[[Cursor], Progress | None] = self._between
+        self._state = self._between
         self._tags = Matcher((codec.prefix,))
         self._calls_read = 0
         self._parameters = Parameters(None)
@@ -65,13 +65,6 @@ class NestedReader:
         self._streams = False
         self._value_at = 0
         self._held_chars = 0
-
-    def step(self, cursor: Cursor) -> Progress:
-        """Read on."""
-        while True:
-            progress = self._state(cursor)
-            if progress is not None:
-                return progress
 
     def _tag(self, cursor: Cursor, at: int) -> str | Damage | None:
         """The inside of the tag whose prefix is at this index; None if it is not all there."""
@@ -123,8 +116,7 @@ class NestedReader:
         name = attributes.partition("=")[2].strip().strip("\"'")
         if word != self._codec.call or not name:
             return Damage("bad_header" if word != self._codec.call else "missing_name", offset, cursor.offset)
-        if self._calls.is_open:
-            self._calls.end()
+        self._calls.end_open()
         self._consume(cursor, cursor.pos)
         self._calls.start(name, offset)
         self._calls_read += 1
@@ -136,8 +128,7 @@ class NestedReader:
     def _end(self) -> Progress:
         if not self._calls_read:
             self._calls.fail("bad_header", self._calls.raw_from, recovered=True)
-        if self._calls.is_open:
-            self._calls.end()
+        self._calls.end_open()
         return "done"
 
     def _body(self, cursor: Cursor) -> Progress | None:

@@ -4,10 +4,10 @@ Invariant: arguments become JSON once, as they are read; what is not `name=liter
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.block import BlockReader, end_of_block
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.python_text import PythonText
 from gateway.formats.codecs.values import quoted
@@ -57,8 +57,8 @@ def _name_at(text: str, at: int) -> tuple[str, int]:
     return name if len(name) <= _MAX_NAME else "", at + len(name)
 
 
-class PythonReader:
-    """Reads one block. Each state is a method; None from it means that another has taken over."""
+class PythonReader(BlockReader):
+    """Reads one block."""
 
     def __init__(self, codec: PythonCalls, opener: str, closer: str, calls: Calls) -> None:
         self._codec = codec
@@ -66,17 +66,10 @@ class PythonReader:
         self._closer = closer
         self._calls = calls
         self._listed = False
-        self._state: Callable[[Cursor], Progress | None] = self._begin
+        self._state = self._begin
         self._calls_read = 0
         self._keys: set[str] = set()
         self._value = PythonText()
-
-    def step(self, cursor: Cursor) -> Progress:
-        """Read on."""
-        while True:
-            progress = self._state(cursor)
-            if progress is not None:
-                return progress
 
     def _next(self, cursor: Cursor) -> str:
         """The next character that is no whitespace, unread; "" if there is none yet."""
@@ -199,16 +192,4 @@ class PythonReader:
         return None
 
     def _end_of_block(self, cursor: Cursor) -> Progress | None:
-        """The closer, or anything else where the model left it out."""
-        if self._closer:
-            self._next(cursor)
-            found = cursor.match(cursor.pos, (self._closer,))
-            if found == "":
-                return "more"
-            if found is None:
-                self._calls.fail("missing_closer", cursor.offset, recovered=True)
-            else:
-                cursor.advance(cursor.pos + len(self._closer), "markup")
-        if self._calls.is_open:
-            self._calls.end()
-        return "done"
+        return end_of_block(cursor, self._closer, self._calls)

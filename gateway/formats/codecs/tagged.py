@@ -6,10 +6,10 @@ only its own closer counts, and only where what follows it may follow; a closer 
 parameter, or the end of the call, follows on a line of its own, and is counted `missing_closer`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.block import BlockReader, State
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
 from gateway.formats.cursor import SPACE, Cursor, Matcher, after_space, longest_first
@@ -83,8 +83,8 @@ class Tagged:
         return TaggedReader(self, opener, closer, calls, bare)
 
 
-class TaggedReader:
-    """Reads one block. Each state is a method; None from it means that another has taken over."""
+class TaggedReader(BlockReader):
+    """Reads one block."""
 
     def __init__(self, codec: Tagged, opener: str, closer: str, calls: Calls, bare: bool) -> None:
         self._codec = codec
@@ -93,7 +93,7 @@ class TaggedReader:
         self._calls = calls
         self._bare = bare
         self._header_of_call = self._name if codec.name_end else self._plain_name
-        self._state: Callable[[Cursor], Progress | None] = self._call if codec.call_open else self._header_of_call
+        self._state = self._call if codec.call_open else self._header_of_call
         if codec.json is not None:
             self._state = self._begin_block
         self._call_close = codec.call_close if codec.call_open else closer
@@ -121,13 +121,6 @@ class TaggedReader:
         self._decided = False
         self._streams = False
 
-    def step(self, cursor: Cursor) -> Progress:
-        """Read on."""
-        while True:
-            progress = self._state(cursor)
-            if progress is not None:
-                return progress
-
     def _next_tag(self, cursor: Cursor, tags: tuple[str, ...]) -> str | None:
         """The tag after whitespace, unread; "" if more text must decide; None if there is none."""
         cursor.skip(SPACE)
@@ -152,7 +145,7 @@ class TaggedReader:
             cursor.advance(cursor.pos + len(tag), "markup")
             return None
         if tag == self._codec.call_open:
-            self._end_call()
+            self._calls.end_open()
             cursor.advance(cursor.pos + len(tag), "markup")
             self._state = self._header_of_call
             return None
@@ -162,12 +155,8 @@ class TaggedReader:
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
         if not self._calls_read:
             return Damage("missing_name" if tag else "bad_header", self._calls.raw_from, cursor.offset)
-        self._end_call()
+        self._calls.end_open()
         return "done"
-
-    def _end_call(self) -> None:
-        if self._calls.is_open:
-            self._calls.end()
 
     def _header(self, cursor: Cursor, end: str) -> str | Damage | None:
         """The text before a tag's end; None if it is not all there."""
@@ -206,7 +195,7 @@ class TaggedReader:
         cursor.advance(stop + len(end) * (end in self._codec.around), "markup")
         return self._begin(name, offset, self._body)
 
-    def _begin(self, name: str, offset: int, then: Callable[[Cursor], Progress | None]) -> Progress | None:
+    def _begin(self, name: str, offset: int, then: State) -> Progress | None:
         if not name:
             return Damage("missing_name", offset, offset)
         self._calls.start(name, offset)

@@ -1,0 +1,37 @@
+"""What the readers of blocks have in common: how their states follow each other, and how a block ends."""
+
+from collections.abc import Callable
+
+from gateway.formats.calls import Calls
+from gateway.formats.cursor import SPACE, Cursor
+from gateway.formats.spec import Progress
+
+State = Callable[[Cursor], Progress | None]
+
+
+class BlockReader:
+    """Reads one block. Each state is a method; None from it means that another has taken over."""
+
+    _state: State
+
+    def step(self, cursor: Cursor) -> Progress:
+        """Read on."""
+        while True:
+            progress = self._state(cursor)
+            if progress is not None:
+                return progress
+
+
+def end_of_block(cursor: Cursor, closer: str, calls: Calls) -> Progress:
+    """The closer, or anything else where the model left it out; nothing where the block has none."""
+    if closer:
+        cursor.skip(SPACE)
+        found = cursor.match(cursor.pos, (closer,))
+        if found == "":
+            return "more"
+        if found is None:
+            calls.fail("missing_closer", cursor.offset, recovered=True)
+        else:
+            cursor.advance(cursor.pos + len(closer), "markup")
+    calls.end_open()
+    return "done"
