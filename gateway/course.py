@@ -68,7 +68,7 @@ class RenderedCourse:
             rules=job.model.rules,
             prompt_tokens=len(prompt.ids),
             stop=request.stop,
-            one_call=not request.parallel_tool_calls,
+            one_call=not request.parallel_tool_calls or rendered.prompter.one_call,
             checker=_answer_checker(job),
             detokenizer=tokenizer.detokenizer() if by_ids else None,
             leaks=_leaks(job, prompt, tokenizer, by_ids=by_ids),

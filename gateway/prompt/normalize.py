@@ -202,8 +202,10 @@ class _Fitting:
     def _said_apart(self, turn: Turn) -> list[Turn]:
         """A message that calls, its text put where the template shows it."""
         form = self._can.called_text
-        if not turn.calls or not (turn.text or "").strip() or form == "beside":
+        if not turn.calls or form == "beside":
             return [turn]
+        if not (turn.text or "").strip():
+            return [replace(turn, text=None)]
         calls = replace(turn, text=None)
         place = f"messages[{turn.index}]: text beside calls"
         if form == "thought":

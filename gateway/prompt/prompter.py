@@ -27,7 +27,8 @@ from gateway.prompt.turn_end import Render, answer_opener, turn_end
 from gateway.request import Constraint, GenerateRequest, Prompt, ToolSpec
 
 ToolMode = Literal["native", "constrained"]
-MAX_NOTES = 32  # of one prompt: a long history may give one for each message
+MAX_NOTES = 32  # of one prompt
+_MANY_ALIKE = 4  # notes that differ in the message alone: more are one note with their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ class Prompter:
         return self._can.get(TOOL_USE, self._can[DEFAULT])
 
     @property
+    def one_call(self) -> bool:
+        """Whether an answer may have one call only: the template could not show the model two of them in its next turn."""
+        return self._mode == "native" and self.capabilities.tool_calls == "yes" and self.capabilities.parallel_calls != "yes"
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's vocabulary."""
         return self._files.tokenizer
@@ -165,7 +171,7 @@ class Prompter:
 
     def finished(self, plan: Plan, rendering: Rendering) -> Prompt:
         """The prompt that a plan's rendering makes."""
-        text, notes = rendering.text, (*plan.notes, *rendering.left_out)
+        text, notes = rendering.text, (*_grouped(plan.notes), *rendering.left_out)
         if rendering.marked:
             notes = (*self._given_as_text(plan), *notes)
         if rendering.lost_bytes:
@@ -230,6 +236,18 @@ class Prompter:
         if self._mode == "constrained":  # not trained for calls: it would make one after the other until the token limit
             return call_answer(request, self._syntax, max_calls=1)
         return call_answer(request, self._syntax)
+
+
+def _grouped(notes: Sequence[str]) -> Iterator[str]:
+    """The notes, but for many of one kind, of which a long history may have one for each message."""
+    alike: dict[str, list[str]] = {}
+    for note in notes:
+        alike.setdefault(note.partition(": ")[2] or note, []).append(note)
+    for words, same in alike.items():
+        if len(same) <= _MANY_ALIKE:
+            yield from same
+        else:
+            yield f"{same[0].partition(': ')[0]} and {len(same) - 1} more: {words}"
 
 
 def _tail(plan: Plan, text: str) -> str:

@@ -164,13 +164,16 @@ class _Search:
         return None
 
     def altered(self, windows: Iterable[str]) -> bool:
-        """Whether the text holds the better half of a window."""
-        runs = (max(_RUNS.findall(window), key=len, default="") for window in windows)
-        return any(
-            len(run) >= max(_LEAST_RUN, len(window) // 2) and run in self._text
-            for window, run in zip(windows, runs, strict=True)
-            if run != window
-        )
+        """Whether the text holds the better half of a window, one run of plain words after the other."""
+        return any(self._holds_most(window) for window in windows)
+
+    def _holds_most(self, window: str) -> bool:
+        held = begin = 0
+        for run in _RUNS.findall(window):
+            if run != window and (at := self._text.find(run, begin)) >= 0:
+                held += len(run)
+                begin = at + len(run)
+        return held >= max(_LEAST_RUN, len(window) // 2)
 
 
 def _as_it_is(text: str) -> str:
@@ -189,4 +192,19 @@ def _in_ascii_json(text: str) -> str:
     return _WIDE.sub(lambda found: _UNIT.sub(r"\\u\g<0>", found[0].encode("utf-16-be").hex()), _in_json(text))
 
 
-_FORMS: Sequence[Callable[[str], str]] = (_as_it_is, _in_json, _twice_in_json, _in_ascii_json)
+def _in_python(text: str) -> str:
+    return repr(text)[1:-1]
+
+
+def _in_python_with_both_quotes(text: str) -> str:
+    return repr(text + "\"'")[1:-4]
+
+
+_FORMS: Sequence[Callable[[str], str]] = (
+    _as_it_is,
+    _in_json,
+    _twice_in_json,
+    _in_ascii_json,
+    _in_python,
+    _in_python_with_both_quotes,
+)

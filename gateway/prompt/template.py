@@ -10,6 +10,7 @@ Left out on purpose: `include`, `extends`, `import` and `block` (there is nothin
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -33,6 +34,7 @@ from gateway.wire import jsonio
 MAX_TEMPLATE_CHARS = 100_000  # the largest of 40 real templates has 16,714
 MAX_TEMPLATE_NODES = 5_000  # and 1,245
 _MESSAGE_CHARS = 500
+_MARKS = re.compile("[\ufdd0-\ufdef]")  # of gateway.prompt.neutral
 _NODES_A_STEP = 64
 _JINJA_S_OWN = frozenset({"_loop_vars", "_block_vars"})  # arguments that it adds to a call in a loop
 # What the template is made to call of ours. No template can name a filter that begins with a blank.
@@ -155,6 +157,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self._costs = {self.globals[name]: cost for name, cost in GLOBALS.items()}
         del self.globals["lipsum"]
         self.filters["tojson"] = _tojson
+        self.filters["dictsort"] = _dictsort
         self.filters = {name: _guarded(self.filters[name], cost) for name, cost in FILTERS.items()}
         ours = {_CHARGE: _charge, _JOINED: _joined, _SLICED: _sliced, _COMPARED: _compared, _KEY: _key, _CAPTURED: _captured}
         self.filters |= ours
@@ -166,6 +169,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super()._generate(source, *args, **kwargs)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) in (_Names, LoopContext):  # the commonest by far
+            return not attr.startswith("_")
         methods = methods_of(obj)
         if methods is not None:
             return attr in methods
@@ -360,6 +365,21 @@ def _raise(message: Any = "") -> None:
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
     return jsonio.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _dictsort(value: Any, case_sensitive: bool = False, by: str = "key", reverse: bool = False) -> list[Any]:
+    """As Jinja's, in the order of the client's own words: marks that are put into them for a while move nothing."""
+    if by not in ("key", "value"):
+        raise SecurityError("dictsort sorts by key or by value")
+
+    def rank(item: tuple[Any, Any]) -> Any:
+        place = item[by == "value"]
+        if not isinstance(place, str):
+            return place
+        place = _MARKS.sub("", place)
+        return place if case_sensitive else place.lower()
+
+    return sorted(value.items(), key=rank, reverse=reverse)
 
 
 class _Names(Namespace):

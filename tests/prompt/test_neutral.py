@@ -633,3 +633,16 @@ def engine_ids(url: str, text: str) -> list[int]:
     with urllib.request.urlopen(asked, timeout=10) as answer:
         ids: list[int] = jsonio.decode(answer.read())["tokens"]
     return ids
+
+
+@pytest.mark.parametrize("names", [("query", "n"), ("a", "b"), ("to", "from", "im")])
+def test_names_that_lie_within_a_token_are_sorted_as_they_are(names: tuple[str, ...]) -> None:
+    template = (
+        "{%- for tool in tools or [] -%}{%- for key, value in tool.function.parameters.properties | dictsort -%}{{ key }},"
+        "{%- endfor -%}{%- endfor -%}{%- for m in messages -%}<|im_start|>{{ m.content }}<|im_end|>{%- endfor -%}"
+    )
+    speaker = Renderer(with_template(model_files("echo"), template), clock=fixed_clock)
+    properties = {name: {"type": "string"} for name in names}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+    found = speaker.render(draft([("user", "hi")], tools=[tool]))
+    assert found.text == "".join(f"{name}," for name in sorted(names)) + "<|im_start|>hi<|im_end|>"

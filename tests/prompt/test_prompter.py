@@ -10,7 +10,7 @@ from support.vocabulary import CONTROL, DEFINED, SYNTAX, WORDS, fixed_clock, mod
 
 from gateway.errors import BadRequest, ContextTooLong, ModelFileError
 from gateway.prompt.constrain import statement
-from gateway.prompt.model_files import ModelFiles
+from gateway.prompt.model_files import DEFAULT, ModelFiles
 from gateway.prompt.prompter import Prompter, ToolMode
 from gateway.prompt.source import read_model
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Message, ToolCall, ToolChoice, ToolSpec
@@ -169,10 +169,27 @@ def test_notes_name_what_was_mapped_or_lost() -> None:
     assert lossy.notes == ("1 bytes of the prompt have no token in the model's vocabulary and are left out",)
 
 
-def test_many_notes_are_counted() -> None:
-    prompt = prompter("echo").prompt(request(*[Message("developer", "d")] * 100, USER))
+def test_many_notes_of_one_kind_are_one() -> None:
+    many = prompter("echo").prompt(request(*[Message("developer", "d")] * 100, USER))
+    assert many.notes == ("messages[0] and 99 more: developer message given as system",)
+    few = prompter("echo").prompt(request(*[Message("developer", "d")] * 3, USER))
+    assert few.notes == tuple(f"messages[{index}]: developer message given as system" for index in range(3))
+
+
+def test_many_notes_of_many_kinds_are_counted() -> None:
+    kwargs = {f"k{number}": 1 for number in range(40)}
+    prompt = prompter("echo").prompt(request(USER, template_kwargs=kwargs))
     assert len(prompt.notes) == 33
-    assert prompt.notes[31:] == ("messages[31]: developer message given as system", "and 68 more")
+    assert prompt.notes[32] == "and 8 more"
+
+
+def test_an_answer_has_one_call_where_the_template_could_show_the_model_no_two() -> None:
+    assert not FULL.one_call
+    one = template_text("full").replace("in message.tool_calls or []", "in (message.tool_calls or [])[:1]")
+    files = replace(model_files("full"), templates={DEFAULT: one})
+    speaker = Prompter(files, tools="native", syntax=None, clock=fixed_clock)
+    assert (speaker.capabilities.parallel_calls, speaker.one_call) == ("no", True)
+    assert not Prompter(files, tools="constrained", syntax=SYNTAX, clock=fixed_clock).one_call
 
 
 def test_no_template_variable_takes_the_place_of_the_gateway_s() -> None:

@@ -215,3 +215,33 @@ def test_templates_that_drop_what_is_long_are_found(source: str, messages: list[
     with pytest.raises(BadRequest) as caught:
         prompter.prompt(GenerateRequest("m", tuple(messages)))
     assert caught.value.param == param
+
+
+REPR = (
+    "{%- for m in messages -%}{{ m.role }}{{ m.content }}{%- for c in m.tool_calls or [] -%}{{ c.function.name }}"
+    "{%- for k, v in c.function.arguments.items() -%}{{ k }}{{ v | string }}{%- endfor -%}{%- endfor -%}{%- endfor -%}"
+)
+
+
+@pytest.mark.parametrize("value", ['Use "a"\nor b?', "it's", "both ' and \" here", "a\u00a0b 👩\u200d💻", 'dir "C:\\x"'])
+def test_values_written_as_python_writes_them_are_there(value: str) -> None:
+    arguments = jsonio.dumps({"a": [{"q": value}]})
+    files = replace(model_files("echo"), templates={"default": REPR})
+    speaker = Prompter(files, tools="native", syntax=None, clock=fixed_clock)
+    said = (Message("user", "USERQ"), calling("callone01", arguments), Message("tool", "RESQ", tool_call_id="callone01"))
+    assert speaker.prompt(GenerateRequest(model="m", messages=said)).notes == ()
+
+
+@needs_real
+def test_what_a_template_takes_out_of_a_system_message_is_a_note() -> None:
+    said = (Message("system", "Reason in <think></think>, then answer."), Message("user", "hi"))
+    given = outcome("HuggingFaceTB-SmolLM3-3B", said, ())
+    assert isinstance(given, Prompt)
+    assert len(given.notes) == 1
+
+
+@needs_real
+def test_blank_text_beside_a_call_is_no_text() -> None:
+    call = replace(calling("callone01", text="\n\n"), reasoning="hm")
+    given = outcome("openai-gpt-oss-120b", (Message("user", "hi"), call, Message("tool", "r", tool_call_id="callone01")), (TOOL,))
+    assert isinstance(given, Prompt)
