@@ -12,7 +12,12 @@ import pytest
 from support.gateway import Served, serving, settings_for
 from support.vllm import ALIAS, BLOCK_TOKENS, VllmUnderTest
 
+from engines.base import Work
+from engines.registry import make
+from gateway.errors import EngineRefused
 from gateway.prompt.source import read_model
+from gateway.request import GenerateRequest, Sampling
+from gateway.wire.sse import SseReader
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -194,11 +199,25 @@ async def test_a_client_that_leaves_ends_the_engines_work(vllm: VllmUnderTest) -
     assert vllm.metric("generation_tokens_total") - before < 1800
 
 
-async def test_what_the_engine_refuses_is_the_clients_error(vllm: VllmUnderTest) -> None:
+async def test_what_cannot_be_served_is_the_clients_error(vllm: VllmUnderTest) -> None:
     async with in_front(vllm) as served:
-        for body in ({"logit_bias": {"99999999": 1}}, {"stream": True, "logit_bias": {"99999999": 1}}):
-            refused = await served.chat(messages=ASK, max_tokens=4, **body)
-            assert refused.status_code == 400
-            assert "out-of-vocab" in refused.json()["error"]["message"]
+        refused = await served.chat(messages=ASK, max_tokens=4, logit_bias={"99999999": 1})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logit_bias.99999999")
         long = await served.chat(messages=[{"role": "user", "content": "word " * 3000}])
         assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_what_the_engine_itself_refuses_is_the_clients_error(vllm: VllmUnderTest) -> None:
+    """Within a stream that began with status 200; the gateway lets no such request through."""
+    bias = Sampling(logit_bias=((99999999, 1.0),))
+    work = Work(GenerateRequest("m", (), sampling=bias), ids=(1, 2), max_tokens=4, model=ALIAS)
+    engine = make("vllm")
+    call = engine.call(work)
+    async with httpx.AsyncClient(timeout=600) as client:
+        answer = await client.post(vllm.url + call.path, content=call.body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200
+    reader = engine.reader(work)
+    with pytest.raises(EngineRefused, match="out-of-vocab") as caught:
+        for event in SseReader().feed(answer.content):
+            reader.chunk(event)
+    assert caught.value.status == 400
