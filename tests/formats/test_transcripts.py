@@ -56,7 +56,7 @@ TOOLS = (
 FAMILIES: dict[str, Program] = {each.name: each.program for each in registry.load().values() if isinstance(each, CompiledFormat)}
 TABLES = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("*.yaml"))}
 ROWS = [pytest.param(name, row, id=f"{name}-{row['name']}") for name, rows in TABLES.items() for row in rows]
-SPLITS = int(os.environ.get("FORMAT_SPLITS", "8"))  # `make splits` takes 200
+SPLITS = int(os.environ.get("FORMAT_SPLITS", "3"))  # `make splits` takes 200
 
 
 def _case(row: dict[str, Any]) -> run.Case:
