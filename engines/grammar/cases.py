@@ -205,7 +205,7 @@ def _types(value: object) -> tuple[str, ...] | None:
 
 def _count(value: object) -> int | None:
     whole = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and int(value) == value
-    return int(value) if whole else None  # type: ignore[call-overload]
+    return int(value) if whole else None  # type: ignore[call-overload]  # `whole` is of numbers only
 
 
 def _number(value: object) -> object:

@@ -204,7 +204,7 @@ class _Worker:
         self._arguments = (models, str(render_s))
         self._environ = environ
         self._render_s = render_s
-        self._decoder: jsonio.Decoder[Answer] = jsonio.Decoder(Answer)  # type: ignore[arg-type]
+        self._decoder: jsonio.Decoder[Answer] = jsonio.Decoder(Answer)  # type: ignore[arg-type]  # a union of types
 
     async def run(self) -> None:
         """Until it is cancelled. The next process starts as soon as the last has ended; where that one did not even start, the

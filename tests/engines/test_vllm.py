@@ -279,7 +279,7 @@ def test_a_server_that_streams_no_ids_is_told_of() -> None:
         [b"[DONE]"],
         [token(5), b"[DONE]"],
         [token(5, finish="stop"), token(6)],
-        [{"choices": token(5)["choices"] + token(6)["choices"]}],  # type: ignore[operator]
+        [{"choices": token(5)["choices"] + token(6)["choices"]}],  # type: ignore[operator]  # both are lists
         [{"choices": []}],
         [{"choices": [{"index": 1, "text": "", "finish_reason": None, "token_ids": [5]}]}],
         [token(-1)],

@@ -23,7 +23,7 @@ def parity() -> Parity:
 
 
 def other(pre: str = "gpt-2", **changes: Any) -> Tokenizer:
-    return from_gguf(metadata(tokenizer_fields(pre, **changes)))  # type: ignore[arg-type]
+    return from_gguf(metadata(tokenizer_fields(pre, **changes)))
 
 
 def swapped(first: str, second: str) -> list[str]:

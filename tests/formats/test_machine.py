@@ -37,7 +37,7 @@ HERMES, CODER = run.program(hermes.FORMAT), run.program(qwen3_coder.FORMAT)
 
 
 def _found(spec: FormatSpec, raw: str, **more: object) -> run.Folded:
-    case = replace(run.Case(raw, TOOLS, hold=True), **more)  # type: ignore[arg-type]
+    case = replace(run.Case(raw, TOOLS, hold=True), **more)  # type: ignore[arg-type]  # a case's own fields
     program = run.program(spec)
     whole = run.parse(program, case)
     assert run.parse(program, case, run.by_characters(raw)) == whole

@@ -76,7 +76,7 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Vo
         if name not in made:
             file, specials = VOCABULARIES[name]
             directory = model_directory(tmp_path_factory.mktemp(name), file(), specials, template_text("echo"))
-            reference = PreTrainedTokenizerFast(tokenizer_file=str(file()), **specials)  # type: ignore[no-untyped-call]
+            reference = PreTrainedTokenizerFast(tokenizer_file=str(file()), **specials)  # type: ignore[no-untyped-call]  # theirs
             made[name] = Vocabulary(read_model(directory), reference)
         return made[name]
 

@@ -14,7 +14,7 @@ from gateway.prompt.segments import Segments, cut_tokens
 from gateway.prompt.source import read_model
 from gateway.prompt.tokenizer import AddedText
 
-SMALL = ours.from_gguf(metadata(tokenizer_fields()))  # type: ignore[arg-type]
+SMALL = ours.from_gguf(metadata(tokenizer_fields()))
 TURNS = "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
 PIECES = [*CONTROL, *DEFINED, *(token[: len(token) // 2] for token in CONTROL), *(token[2:] for token in CONTROL)]
 PIECES += ["the ", "12", "--", "\n", " ", "é", "🦙", "\u0301", "a<", ">", "|", "<|", "<|im_start|", "im_end|>", "x" * 40]

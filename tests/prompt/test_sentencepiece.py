@@ -22,7 +22,7 @@ GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "sentencepiece_ids.
 
 
 def build(pieces: tuple[Piece, ...] = SMALL, prefix: Prefix | None = None, **changes: object) -> Tokenizer:
-    return from_pieces(read_pieces(model_file(pieces, **changes), {}, prefix))  # type: ignore[arg-type]
+    return from_pieces(read_pieces(model_file(pieces, **changes), {}, prefix))  # type: ignore[arg-type]  # its own keywords
 
 
 def joined(text: str, scores: Mapping[str, float]) -> list[str]:

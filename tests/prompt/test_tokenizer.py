@@ -15,7 +15,7 @@ from gateway.prompt.pretokenize import TABLE, pre_tokenizer
 
 
 def build(pre: str = "gpt-2", **changes: Any) -> ours.Tokenizer:
-    return ours.from_gguf(metadata(tokenizer_fields(pre, **changes)))  # type: ignore[arg-type]
+    return ours.from_gguf(metadata(tokenizer_fields(pre, **changes)))
 
 
 def holed(missing: str) -> ours.Tokenizer:
@@ -114,7 +114,7 @@ def test_a_byte_without_a_token_is_named_and_does_not_join_its_neighbours() -> N
 def test_a_vocabulary_that_cannot_be_used_is_refused_with_the_reason(changes: dict[str, Any], says: str) -> None:
     fields = tokenizer_fields() | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     with pytest.raises(ModelFileError, match=says):
-        ours.from_gguf({key: value for key, value in metadata(fields).items() if value is not None})  # type: ignore[misc]
+        ours.from_gguf(metadata({key: value for key, value in fields.items() if value is not None}))
 
 
 def test_every_pre_tokenizer_builds() -> None:

@@ -31,7 +31,7 @@ def answers(data: bytes) -> list[bytes]:
 def test_each_ask_has_its_answer_after_the_empty_frame() -> None:
     asked = [draft("user"), draft("user", "user"), draft("user", context_tokens=5)]
     ready, *frames = answers(b"".join(framed(jsonio.encode(Ask(0, each))) for each in asked))
-    decoder: jsonio.Decoder[Answer] = jsonio.Decoder(Answer)  # type: ignore[arg-type]
+    decoder: jsonio.Decoder[Answer] = jsonio.Decoder(Answer)  # type: ignore[arg-type]  # a union of types
     done, refused, too_long = map(decoder.decode, frames)
     assert ready == b""
     rendering = RENDERER.render(asked[0])

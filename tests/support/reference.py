@@ -30,7 +30,7 @@ def fixed_reference_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wordless_tokenizer(specials: Mapping[str, str]) -> PreTrainedTokenizerFast:
     """A tokenizer of transformers' that renders only."""
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **specials)  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **specials)  # type: ignore[no-untyped-call]  # theirs
 
 
 def reference_text(tokenizer: PreTrainedTokenizerFast, template: str, draft: Draft) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from support.gguf_writer import Field, Typed
 
 from gateway.formats.base import CallSyntax
+from gateway.prompt.gguf import Value
 from gateway.prompt.gguf_source import from_metadata
 from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.tokenizer import Tokenizer, from_gguf
@@ -47,9 +48,10 @@ def tokenizer_fields(pre: str = "gpt-2", template: str | None = None, **changes:
     return named if template is None else {**named, "tokenizer.chat_template": template}
 
 
-def metadata(fields: Mapping[str, Field]) -> dict[str, object]:
+def metadata(fields: Mapping[str, Field]) -> dict[str, Value]:
     """Fields as the reader would give them."""
-    return {key: field.value if isinstance(field, Typed) else field for key, field in fields.items()}
+    plain = {key: field.value if isinstance(field, Typed) else field for key, field in fields.items()}
+    return {key: value if isinstance(value, int | float | str) else list(value) for key, value in plain.items()}
 
 
 def template_text(name: str) -> str:
@@ -60,17 +62,13 @@ def template_text(name: str) -> str:
 @cache
 def small_tokenizer() -> Tokenizer:
     """The vocabulary of every model made of these fields."""
-    return from_gguf(_plain(tokenizer_fields()))
+    return from_gguf(metadata(tokenizer_fields()))
 
 
 def model_files(template: str, **changes: Field | None) -> ModelFiles:
     """A model that speaks with one of our own templates."""
     fields = tokenizer_fields("gpt-2", template_text(template), **changes)
-    return from_metadata({"general.architecture": "tiny", "tiny.context_length": 256, **_plain(fields)})
-
-
-def _plain(fields: Mapping[str, Field]) -> dict[str, int | float | bool | str | list[object]]:
-    return {key: value if isinstance(value, int | float | str) else list(value) for key, value in metadata(fields).items()}  # type: ignore[call-overload]
+    return from_metadata({"general.architecture": "tiny", "tiny.context_length": 256, **metadata(fields)})
 
 
 def fixed_clock() -> datetime:
