@@ -41,10 +41,12 @@ class Scripted:
     def __init__(self, words: dict[str, Sequence[Delta]] | None = None) -> None:
         self.words = words or {}
         self.calls = False
+        self.thinking = False
 
     def feed(self, text: str) -> list[Delta]:
         deltas = list(self.words.get(text, [ContentText(text)]))
         self.calls |= any(isinstance(delta, ToolCallEnd) for delta in deltas)
+        self.thinking = any(isinstance(delta, ReasoningText) for delta in deltas)
         return deltas
 
     def feed_tokens(self, tokens: Sequence[tuple[int, str]]) -> list[Delta]:

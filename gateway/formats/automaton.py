@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.formats.base import ParseOptions
 from gateway.formats.calls import Calls, Output
-from gateway.formats.cursor import Cursor
+from gateway.formats.cursor import SPACE, Cursor
 from gateway.formats.program import Program
 from gateway.request import Delta, FailureKind, Finish, FinishReason, ParseFailure, Usage
 
@@ -15,8 +15,8 @@ from gateway.request import Delta, FailureKind, Finish, FinishReason, ParseFailu
 class Automaton:
     """One answer's parser: a state that reads what it can, and True where another has taken over.
 
-    What is derived from it sets `_state`, and says in `_close` what the end of the output leaves open (True if there is text to
-    read again) and in `_give_up` what to do with what was begun before a fault.
+    What is derived from it sets `_state`, and says in `_in_thought` whether that is a thought, in `_close` what the end of the
+    output leaves open (True if there is text to read again) and in `_give_up` what to do with what was begun before a fault.
     """
 
     def __init__(self, program: Program, options: ParseOptions, cursor: Cursor | None = None) -> None:
@@ -27,6 +27,12 @@ class Automaton:
         self._calls = Calls(options, self._output, self._cursor, program.spec.call_ids, program.held_chars)
         self._has_tools = bool(options.tools)
         self._state: Callable[[], bool] = self._all_content
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what was read ends within a thought, and neither in what may be a marker nor in what may be a call."""
+        cursor = self._cursor
+        return self._in_thought() and not cursor.text[cursor.pos :].strip(SPACE)
 
     def feed(self, text: str) -> list[Delta]:
         """The deltas that this text completes."""
@@ -70,6 +76,9 @@ class Automaton:
             self._give_up()
             self._state = self._all_content
             self._all_content()
+
+    def _in_thought(self) -> bool:
+        raise NotImplementedError
 
     def _close(self) -> bool:
         raise NotImplementedError

@@ -45,6 +45,10 @@ class CallSyntax:
 class Parser(Protocol):
     """One answer's parser."""
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what was read ends within a thought, and neither in what may be a marker nor in what may be a call."""
+
     def feed(self, text: str) -> list[Delta]:
         """The deltas that this text completes."""
 
@@ -82,6 +86,10 @@ class Format(Protocol):
     @property
     def thought_sign(self) -> str:
         """A text that every template of models that think in this format holds; empty where they do not think."""
+
+    @property
+    def thought_closer(self) -> str:
+        """The text that ends a thought, after which the answer goes on; empty where the format has no thoughts."""
 
     def reads_as(self, other: "Format", *, thoughts: bool) -> bool:
         """Whether the two differ in nothing but their names and, where that does not matter, their `thoughts`."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from gateway.formats.base import CallSyntax, Format, ParseOptions, Parser
 from gateway.formats.cursor import Cursor
-from gateway.formats.harmony import Harmony
+from gateway.formats.harmony import ROLE, Harmony
 from gateway.formats.machine import Machine
 from gateway.formats.program import DEFAULT_HELD_CHARS, Program, compile_program
 from gateway.formats.spec import FormatSpec
@@ -44,6 +44,14 @@ class CompiledFormat:
         spec = self.program.spec
         if spec.headers is not None:
             return spec.headers.thoughts[0]
+        return spec.reasoning.closer.text if spec.reasoning is not None else ""
+
+    @property
+    def thought_closer(self) -> str:
+        """The text that ends a thought, after which the answer goes on; empty where the format has no thoughts."""
+        spec = self.program.spec
+        if spec.headers is not None:
+            return f"{spec.headers.ends[0].text}{spec.headers.start.text}{ROLE}"
         return spec.reasoning.closer.text if spec.reasoning is not None else ""
 
     def reads_as(self, other: Format, *, thoughts: bool) -> bool:

@@ -17,7 +17,7 @@ from gateway.formats.spec import Damage, Headers
 
 _MAX_HEADER = 512
 _RECIPIENT = "to="
-_ROLE = "assistant"
+ROLE = "assistant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Harmony(Automaton):
         cursor = self._cursor
         to = min(at, self._channels.find(cursor, cursor.pos)[0])
         role = cursor.text[cursor.pos : to].split()
-        if self._said or self._started or not role or role[0] == _ROLE or role[0].startswith(_RECIPIENT):
+        if self._said or self._started or not role or role[0] == ROLE or role[0].startswith(_RECIPIENT):
             return
         self._fail("bad_header", cursor.offset)
         self._text(to)
@@ -133,7 +133,7 @@ class Harmony(Automaton):
         if self._channels.find(cursor, cursor.pos)[1]:
             return True
         if self._started:
-            return text.startswith(_ROLE) or _ROLE.startswith(text)
+            return text.startswith(ROLE) or ROLE.startswith(text)
         return cursor.cut and any(marker.text.startswith(text) for marker in (self._headers.start, self._headers.channel))
 
     def _read(self, header: str) -> _Message:
@@ -145,7 +145,7 @@ class Harmony(Automaton):
             words = part.replace(self._headers.constrain.text, " ").split()
             channel = words[0] if words and not words[0].startswith(_RECIPIENT) else ""
             recipient = _recipient(part.partition(self._headers.constrain.text)[0]) or recipient
-        return _Message(channel, recipient if recipient != _ROLE else "")
+        return _Message(channel, recipient if recipient != ROLE else "")
 
     def _open(self, message: _Message) -> None:
         """A message's body begins."""
@@ -162,6 +162,9 @@ class Harmony(Automaton):
         self._state = self._content
 
     # Text.
+
+    def _in_thought(self) -> bool:
+        return self._thinks and self._state == self._content
 
     def _content(self) -> bool:
         """A message that is thought or visible text, up to its end."""
@@ -199,7 +202,7 @@ class Harmony(Automaton):
         cursor, headers = self._cursor, self._headers
         after = at + len(literal)
         if literal == headers.start.text:
-            return self._follows(after, (_ROLE,))
+            return self._follows(after, (ROLE,))
         return True if cursor.final and after == len(cursor.text) else self._follows(after, (headers.start.text,))
 
     def _follows(self, at: int, texts: tuple[str, ...]) -> bool | None:

@@ -76,6 +76,9 @@ class Machine(Automaton):
 
     # The thought.
 
+    def _in_thought(self) -> bool:
+        return self._state == self._thought
+
     def _thought(self) -> bool:
         reasoning, cursor = self._thinks, self._cursor
         if self._fresh and not self._begin_thought(reasoning.opener.text, reasoning.trim):
