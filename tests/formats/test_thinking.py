@@ -4,20 +4,17 @@ import pytest
 
 from gateway.formats import registry
 from gateway.formats.base import ParseOptions
+from gateway.formats.compiled import CompiledFormat
 from gateway.request import ContentText, ReasoningText, ToolSpec, Usage
 
-FORMATS = {form.name: form for form in registry.load().values()}
+FORMATS = {form.name: form for form in registry.load().values() if isinstance(form, CompiledFormat)}
 THOUGHT = "Let me look."
 
 
 def opened(name: str) -> str:
     """The end of a prompt that has opened the thought."""
-    return {"gpt_oss": "<|start|>assistant<|channel|>analysis<|message|>"}.get(name) or _opener(name)
-
-
-def _opener(name: str) -> str:
-    reasoning = FORMATS[name].program.spec.reasoning  # type: ignore[attr-defined]  # the text is the family's, not the protocol's
-    return str(reasoning.opener.text)
+    reasoning = FORMATS[name].program.spec.reasoning
+    return reasoning.opener.text if reasoning is not None else "<|start|>assistant<|channel|>analysis<|message|>"
 
 
 @pytest.mark.parametrize("name", sorted(name for name, form in FORMATS.items() if form.thought_closer))
