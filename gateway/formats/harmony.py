@@ -1,7 +1,7 @@
 """Messages with headers, as gpt-oss writes them (Harmony): thoughts, visible text and calls are messages on channels.
 
 Invariant: as for every automaton. A header that cannot be read is content with what it holds, and counted `bad_header`; a call
-whose arguments cannot be read is content from its header on.
+that is cut in its header or after it, or whose arguments cannot be read, is content from its header on.
 
 Inside a message only its end counts, and only where another message, or nothing, follows: text may quote every marker.
 """
@@ -17,6 +17,7 @@ from gateway.formats.spec import Damage, Headers
 
 _MAX_HEADER = 512
 _RECIPIENT = "to="
+_HALF_RECIPIENT = (" t", " to")  # where the output was cut in it
 ROLE = "assistant"
 
 
@@ -110,11 +111,8 @@ class Harmony(Automaton):
         """No body follows: what is there is text."""
         cursor = self._cursor
         text = cursor.text[cursor.pos : at]
-        if not literal and cursor.final and self._in_role_or_channel(text):
-            if not cursor.cut or _RECIPIENT in text:
-                self._fail("truncated_call" if cursor.cut else "bad_header", self._message_at, recovered=False)
-            cursor.advance(at, "markup")
-            return False
+        if not literal and cursor.final and self._cut_in_header(text):
+            return True
         if text.strip(SPACE):
             self._fail("bad_header", cursor.offset)
             self._text(at)
@@ -127,14 +125,46 @@ class Harmony(Automaton):
         self._to_header()
         return True
 
-    def _in_role_or_channel(self, text: str) -> bool:
-        """Whether the rest of the output is surely a header's beginning, so that only markup is lost."""
-        cursor = self._cursor
-        if self._channels.find(cursor, cursor.pos)[1]:
-            return True
-        if self._started:
-            return text.startswith(ROLE) or ROLE.startswith(text)
-        return cursor.cut and any(marker.text.startswith(text) for marker in (self._headers.start, self._headers.channel))
+    def _cut_in_header(self, text: str) -> bool:
+        """The output ends in a header, if it is one: that of a call is text, a role and a channel alone are markup."""
+        cursor, header = self._cursor, self._said + text
+        begun = self._started or self._said or self._channels.find(cursor, cursor.pos)[1]
+        if begun and text.strip(SPACE) and (_RECIPIENT in header or header.endswith(_HALF_RECIPIENT)):
+            self._fail("truncated_call" if cursor.cut else "bad_header", self._message_at, recovered=False)
+            cursor.rewind(self._calls.raw_from)
+        elif self._only_begins(header) if begun else self._half_marker(text):
+            if not cursor.cut and (self._started or text):
+                self._fail("bad_header", self._message_at)
+            cursor.advance(len(cursor.text), "markup")
+        else:
+            return False
+        cursor.forget()
+        self._thinks = False
+        self._state = self._all_content
+        return True
+
+    def _only_begins(self, header: str) -> bool:
+        """Whether this is surely a header's beginning that says no more than a role, a channel and a content type."""
+        headers = self._headers
+        role, named, said = header.partition(headers.channel.text)
+        if not named:
+            return ROLE.startswith(header) or _follows_name(header, ROLE, headers.channel.text)
+        if role.strip(SPACE) not in ("", ROLE):
+            return False
+        channel, constrained, kind = said.partition(headers.constrain.text)
+        names = (*headers.thoughts, *headers.content)
+        if constrained:
+            return channel.strip(SPACE) in names and len(kind.split()) < 2
+        return any(
+            name.startswith(channel.strip(SPACE)) or _follows_name(channel, name, marker.text)
+            for name in names
+            for marker in (headers.constrain, headers.body)
+        )
+
+    def _half_marker(self, text: str) -> bool:
+        """Whether the output was cut in the marker that begins a header."""
+        headers = self._headers
+        return self._cursor.cut and any(marker.text[:-1].startswith(text) for marker in (headers.start, headers.channel))
 
     def _read(self, header: str) -> _Message:
         """The channel and the recipient; of several channels the last counts."""
@@ -288,6 +318,12 @@ class Harmony(Automaton):
         self._thinks = False
         self._state = self._all_content
         return True
+
+
+def _follows_name(text: str, name: str, marker: str) -> bool:
+    """Whether this is the name and, after blanks, the beginning of the marker."""
+    text = text.strip(SPACE)
+    return text.startswith(name) and marker.startswith(text.removeprefix(name).strip(SPACE))
 
 
 def _recipient(part: str) -> str:
