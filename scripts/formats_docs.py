@@ -113,7 +113,8 @@ def _calls(spec: FormatSpec) -> str:
 def _thoughts(spec: FormatSpec) -> str:
     if spec.headers is not None:
         return ", ".join(f"channel {channel}" for channel in spec.headers.thoughts)
-    return f"{_shown(spec.reasoning.opener.text)} {_shown(spec.reasoning.closer.text)}" if spec.reasoning else ""
+    pairs = spec.reasoning.pairs if spec.reasoning else ()
+    return "; ".join(f"{_shown(opener.text)} {_shown(closer.text)}" for opener, closer in pairs)
 
 
 def _shown(marker: str) -> str:

@@ -69,7 +69,7 @@ class CompiledFormat:
     def open_thought(self, prompt_tail: str) -> str | None:
         """The text that closes the thought where the template has opened one: the model writes it before its answer."""
         thinks = self.program.spec.reasoning
-        return thinks.closer.text if thinks and thinks.start(prompt_tail)[0] == "inside" else None
+        return thinks.closing(prompt_tail) if thinks and thinks.start(prompt_tail)[0] == "inside" else None
 
     def parser(self, options: ParseOptions) -> Parser:
         """A fresh parser for one answer."""

@@ -80,13 +80,13 @@ class Machine(Automaton):
         return self._state == self._thought
 
     def _thought(self) -> bool:
-        reasoning, cursor = self._thinks, self._cursor
-        if self._fresh and not self._begin_thought(reasoning.opener.text, reasoning.trim):
+        reasoning, cursor, closers = self._thinks, self._cursor, self._program.thought_closers
+        if self._fresh and not self._begin_thought(reasoning.trim):
             return False
         at, literal = cursor.pos, ""
         while True:
             at, literal = self._program.in_thought.find(cursor, at)
-            if not literal or literal == reasoning.closer.text or cursor.base + at >= self._trusted_from:
+            if not literal or literal in closers or cursor.base + at >= self._trusted_from:
                 break
             at += 1
         text = cursor.text[cursor.pos : at]
@@ -100,7 +100,7 @@ class Machine(Automaton):
         if literal in self._program.openers:
             self._suspect(cursor.base + at)
             return True
-        if literal != reasoning.closer.text:
+        if literal not in closers:
             self._fail("implicit_reasoning_end", cursor.base + at)
             self._to_content()
             return True
@@ -108,17 +108,17 @@ class Machine(Automaton):
         self._to_content()
         return True
 
-    def _begin_thought(self, opener: str, trim: str) -> bool:
+    def _begin_thought(self, trim: str) -> bool:
         """Newlines at its beginning, and an opener that repeats the template's, are markup. False if more text must decide."""
         cursor = self._cursor
         cursor.skip(trim)
-        repeated = cursor.match(cursor.pos, (opener,))
+        repeated = cursor.match(cursor.pos, self._program.thought_openers)
         if repeated == "" and not cursor.final:
             return False
         if repeated:
             self._fail("stray_marker", cursor.offset)
-            cursor.advance(cursor.pos + len(opener), "markup")
-            return self._begin_thought(opener, trim)
+            cursor.advance(cursor.pos + len(repeated), "markup")
+            return self._begin_thought(trim)
         self._fresh = False
         return True
 
@@ -217,17 +217,16 @@ class Machine(Automaton):
     def _marker(self, at: int, literal: str, text_to: int) -> bool:
         """A marker in content at index `at`; the text before it ends at `text_to`."""
         cursor, program = self._cursor, self._program
-        reasoning = self._thinks
         if literal in program.openers or literal in program.starters:
             return self._opener(at, literal, text_to)
-        if literal == reasoning.opener.text and (self._may_think or reasoning.repeats) and self._blank:
+        if literal in program.thought_openers and (self._may_think or self._thinks.repeats) and self._blank:
             if self._suspicion is not None:
                 self._believe()  # no thought begins within a thought
             self._thought_from = cursor.base + at
             self._may_think = False
             self._fresh = True
             self._state = self._thought
-        elif literal == reasoning.closer.text and (suspicion := self._suspected(cursor.base + at)):
+        elif literal in program.thought_closers and (suspicion := self._suspected(cursor.base + at)):
             self._doubt(suspicion, cursor.base + at, counted=True)
             return True
         elif any(literal == marker.text for marker in self._spec.transparent):
@@ -345,7 +344,7 @@ class Machine(Automaton):
         cursor, calls = self._cursor, self._calls
         suspicion = self._suspected(cursor.offset)
         if suspicion is not None:
-            if cursor.kept_marker(self._thinks.closer.text):
+            if any(cursor.kept_marker(closer) for closer in self._program.thought_closers):
                 self._doubt(suspicion, _NEVER, counted=True)
                 return True
             self._believe()

@@ -14,15 +14,17 @@ DEFAULT_HELD_CHARS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The searches. `openers` are the markers that begin a block, and whether they are the codec's own, the block's being left
-    out; `at_start` finds the `starters` too, which do so where the answer begins; `held_chars` caps what is held back: a value
-    that is no string, a call in a thought."""
+    """The searches. `thought_openers` and `thought_closers` begin and end a thought; `openers` are the markers that begin a
+    block, and whether they are the codec's own, the block's being left out; `at_start` finds the `starters` too, which do so
+    where the answer begins; `held_chars` caps what is held back: a value that is no string, a call in a thought."""
 
     spec: FormatSpec
     in_content: Matcher
     in_thought: Matcher
     in_damage: Matcher
     at_start: Matcher
+    thought_openers: tuple[str, ...]
+    thought_closers: tuple[str, ...]
     openers: Mapping[str, tuple[Block, bool]]
     starters: Mapping[str, Block]
     held_chars: int
@@ -34,7 +36,9 @@ def compile_program(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> P
     ends = [block.closer.text for block in spec.blocks if block.closer]
     bare = {text: (block, True) for block in spec.blocks for text in block.codec.bare_openers}
     thinks = spec.reasoning
-    thought = [thinks.closer.text, *(marker.text for marker in thinks.ended_by), *openers] if thinks else []
+    pairs = thinks.pairs if thinks else ()
+    closers = tuple(closer.text for _, closer in pairs)
+    thought = [*closers, *(marker.text for marker in thinks.ended_by), *openers] if thinks else []
     starters = {block.starter: block for block in spec.blocks if block.starter}
     content = [*(marker.text for marker in spec.markers), *bare]
     return Program(
@@ -43,6 +47,8 @@ def compile_program(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> P
         in_thought=Matcher(thought),
         in_damage=Matcher([*openers, *ends]),
         at_start=Matcher([*content, *starters], noted=openers),
+        thought_openers=tuple(opener.text for opener, _ in pairs),
+        thought_closers=closers,
         openers=bare | openers,
         starters=starters,
         held_chars=held_chars,

@@ -29,7 +29,8 @@ class Reasoning:
 
     The end of the prompt decides the start: after an open `opener` the answer begins inside the thought; after a closed one
     there is none; without either the model may open one itself, before anything else; with `repeats` after any marker. What
-    `ended_by` names can only follow the thought: it ends one whose closer was left out.
+    `ended_by` names can only follow the thought: it ends one whose closer was left out. `others` are more pairs of markers that
+    mean the same, of which the prompt chooses one.
     """
 
     opener: Marker
@@ -37,13 +38,28 @@ class Reasoning:
     trim: str = "\n"
     ended_by: tuple[Marker, ...] = ()
     repeats: bool = False
+    others: tuple[tuple[Marker, Marker], ...] = ()
+
+    @property
+    def pairs(self) -> tuple[tuple[Marker, Marker], ...]:
+        """Every opener with its closer."""
+        return ((self.opener, self.closer), *self.others)
 
     def start(self, prompt_tail: str) -> tuple[Start, str]:
         """How the answer begins, and inside the thought what the prompt already says of it."""
-        opened, closed = prompt_tail.rfind(self.opener.text), prompt_tail.rfind(self.closer.text)
+        opener, _ = self._last_opened(prompt_tail)
+        opened = prompt_tail.rfind(opener.text)
+        closed = max(prompt_tail.rfind(closer.text) for _, closer in self.pairs)
         if opened > closed:
-            return "inside", prompt_tail[opened + len(self.opener.text) :]
+            return "inside", prompt_tail[opened + len(opener.text) :]
         return ("unopened" if closed < 0 else "after"), ""
+
+    def closing(self, prompt_tail: str) -> str:
+        """The text that closes the thought which the prompt opened last; the first of all where it opened none."""
+        return self._last_opened(prompt_tail)[1].text
+
+    def _last_opened(self, prompt_tail: str) -> tuple[Marker, Marker]:
+        return max(self.pairs, key=lambda pair: prompt_tail.rfind(pair[0].text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +158,7 @@ class FormatSpec:
     @property
     def markers(self) -> tuple[Marker, ...]:
         """All of them."""
-        thought = (self.reasoning.opener, self.reasoning.closer) if self.reasoning else ()
+        thought = tuple(marker for pair in self.reasoning.pairs for marker in pair) if self.reasoning else ()
         calls = tuple(marker for block in self.blocks for marker in (block.opener, block.closer) if marker)
         headers = self.headers.markers if self.headers else ()
         return tuple(dict.fromkeys(thought + calls + self.transparent + headers))

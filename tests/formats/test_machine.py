@@ -15,7 +15,7 @@ from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.tagged import Tagged
 from gateway.formats.compiled import CompiledFormat, compile_format
 from gateway.formats.cursor import Cursor
-from gateway.formats.families import hermes, qwen3_coder
+from gateway.formats.families import hermes, k2_horizon, qwen3_coder
 from gateway.formats.machine import Machine
 from gateway.formats.spec import Block, FormatSpec, Marker, Progress, Reasoning
 from gateway.request import ContentText, Finish, ParseFailure, ReasoningText, ToolCallStart, ToolSpec, Usage
@@ -99,6 +99,20 @@ def test_a_format_says_what_closes_the_thought_that_a_template_opened(tail: str,
     assert form.open_thought(tail) == closer
     folded = run.fold(run.drain(form.parser(ParseOptions(prompt_tail=tail)), ["a</think>b"], "stop"))
     assert (folded.reasoning == "a") is (closer is not None)
+
+
+@pytest.mark.parametrize(
+    ("tail", "closer"),
+    [
+        ("<ifm|think>\n", "</ifm|think>"),
+        ("<ifm|think_fast>\n", "</ifm|think_fast>"),
+        ("<ifm|think>a</ifm|think>b<ifm|think_faster>", "</ifm|think_faster>"),
+        ("<ifm|think_fast>\n</ifm|think_fast>", None),
+        ("<ifm|think>\n</ifm|think_fast>", None),
+    ],
+)
+def test_of_several_pairs_the_one_that_the_template_opened_closes(tail: str, closer: str | None) -> None:
+    assert compile_format(k2_horizon.FORMAT).open_thought(tail) == closer
 
 
 def test_a_format_without_thoughts_has_none_open() -> None:

@@ -9,12 +9,13 @@ parameter, or the end of the call, follows on a line of its own, and is counted 
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
+from gateway.formats.codecs.attributes import plain, quoted_text, undoubled
 from gateway.formats.codecs.block import BlockReader, State
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
 from gateway.formats.cursor import SPACE, Cursor, Matcher, after_space, longest_first
 from gateway.formats.schema import Parameters, Types
-from gateway.formats.spec import Damage, Progress
+from gateway.formats.spec import Damage, Progress, Reader
 from gateway.wire.text import held_suffix
 
 _MAX_NAME = 256
@@ -32,9 +33,12 @@ class Tagged:
     Without `call_open` the block's opener begins the call and its closer ends it. Without `name_end` the name ends where the
     line or a tag does.
     `flag` is the attribute that tells what a value is: a string where it says `text_flag`, else JSON; without it the schema does.
-    `trim`: one newline at each side of a value is markup. `entities`: names and keys hold `&amp;` for `&`. `literals` are this
-    family's spellings of JSON values, for values that are no strings. `cdata`: a value may stand in `<![CDATA[…]]>`. `json` reads
-    the calls of models that at times write JSON objects in the block instead.
+    `flag_open` and `flag_end` stand around the flag where it has tags of its own before the value; with `json_flags` only those
+    say JSON.
+    `trim`: one newline at each side of a value is markup. `entities`: names and keys hold `&amp;` for `&`. `doubled`: a name may
+    be its own namespace, `f.f`. `literals` are this family's spellings of JSON values, for values that are no strings. `cdata`: a
+    value may stand in `<![CDATA[…]]>`. `scoped`: a call without its block's opener is text. `json` reads the calls of models that
+    at times write JSON objects in the block, or in a call in the place of a name without `name_end`.
     """
 
     call_open: str = "<function="
@@ -46,37 +50,45 @@ class Tagged:
     value_open: str = ""
     flag: str = ""
     text_flag: str = ""
+    flag_open: str = ""
+    flag_end: str = ""
+    json_flags: tuple[str, ...] = ()
     trim: bool = True
     entities: bool = False
+    doubled: bool = False
     literals: tuple[tuple[str, str], ...] = ()
     around: tuple[str, ...] = ()
     cdata: bool = False
+    scoped: bool = False
     json: JsonInWrapper | None = None
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
         """The call's own opener, where the block's was left out."""
-        return (self.call_open,) if self.call_open else ()
+        return (self.call_open,) if self.call_open and not self.scoped else ()
 
     def begins(self, cursor: Cursor, at: int, names: frozenset[str]) -> bool | None:
         """A call of a declared tool does; prose about the tag does not."""
         text, start = cursor.text, at + len(self.call_open)
+        if self.json is not None and text.startswith("{", after_space(text, start)):
+            return self.json.begins(cursor, after_space(text, start), names)
         marks = (self.name_end,) if self.name_end else ("\n", self.key_open, self.call_close, *self.around)
         ends = [end for mark in marks if (end := text.find(mark, start, start + _MAX_NAME)) >= 0]
         if ends:
-            return self.named(text[start : min(ends)])[0] in names
+            return self.named(text[start : min(ends)], names)[0] in names
         return False if cursor.final or len(text) - start >= _MAX_NAME + max(map(len, marks)) else None
 
-    def named(self, header: str) -> tuple[str, bool]:
+    def named(self, header: str, names: frozenset[str]) -> tuple[str, bool]:
         """The name in a call's tag, and whether the tag closes itself."""
         header = header.strip()
-        return self.keyed(header.removesuffix("/"))[0], header.endswith("/")
+        name, _ = self.keyed(header.removesuffix("/"))
+        return undoubled(name, names) if self.doubled else name, header.endswith("/")
 
     def keyed(self, header: str) -> tuple[str, str | None]:
         """The key in a parameter's tag, and what its flag says, None where it is not given."""
-        key, attributes = _quoted_text(header)
+        key, attributes = quoted_text(header)
         _, found, value = attributes.partition(self.flag + "=") if self.flag else ("", "", "")
-        return _plain(key) if self.entities else key, _quoted_text(value)[0] if found else None
+        return plain(key) if self.entities else key, quoted_text(value)[0] if found else None
 
     def reader(self, opener: str, closer: str, calls: Calls, bare: bool) -> "TaggedReader":
         """A reader for one block."""
@@ -110,6 +122,7 @@ class TaggedReader(BlockReader):
             ]
         )
         self._ends = self._plain_ends
+        self._json: Reader  # of a call that is an object
         self._calls_read = 0
         self._parameters = Parameters(None)
         self._keys: set[str] = set()
@@ -179,12 +192,16 @@ class TaggedReader(BlockReader):
         header = self._header(cursor, self._codec.name_end)
         if not isinstance(header, str):
             return header or "more"
-        name, closed = self._codec.named(header)
+        name, closed = self._codec.named(header, self._calls.names)
         return self._begin(name, offset, self._closed if closed else self._body)
 
     def _plain_name(self, cursor: Cursor) -> Progress | None:
         """A name that ends with its line, or where the first parameter or the call's end begins."""
         cursor.skip(SPACE)
+        if self._codec.json is not None and cursor.text.startswith("{", cursor.pos):
+            self._json = self._codec.json.reader(self._opener, self._call_close, self._calls, bare=False)
+            self._state = self._json_call
+            return None
         offset = cursor.offset
         stop, end = self._name_ends.find(cursor, cursor.pos)
         name = cursor.text[cursor.pos : stop].strip()
@@ -194,6 +211,15 @@ class TaggedReader(BlockReader):
             return "more"
         cursor.advance(stop + len(end) * (end in self._codec.around), "markup")
         return self._begin(name, offset, self._body)
+
+    def _json_call(self, cursor: Cursor) -> Progress | None:
+        """An object in the place of the name and its tags, and the call's end."""
+        progress = self._json.step(cursor)
+        if progress != "done":
+            return progress
+        self._calls_read += 1
+        self._state = self._call
+        return None if self._codec.call_open else "done"
 
     def _begin(self, name: str, offset: int, then: State) -> Progress | None:
         if not name:
@@ -251,9 +277,35 @@ class TaggedReader(BlockReader):
         self._types = self._parameters.types(key)
         self._declared = False
         if said is not None:
-            self._declared = said != self._codec.text_flag
-            self._types = _NO_TEXT if self._declared else TEXT
+            self._declare(said)
         self._state = self._open_value if self._codec.value_open else self._first_line
+        if self._codec.flag_open:
+            self._state = self._open_flag
+        return None
+
+    def _declare(self, said: str) -> None:
+        """The model itself says what the value is."""
+        codec = self._codec
+        is_text = said == codec.text_flag
+        if is_text or not codec.json_flags or said in codec.json_flags:
+            self._declared = not is_text
+            self._types = TEXT if is_text else _NO_TEXT
+
+    def _open_flag(self, cursor: Cursor) -> Progress | None:
+        tag = self._next_tag(cursor, (self._codec.flag_open,))
+        if tag == "":
+            return "more"
+        if tag is not None:
+            cursor.advance(cursor.pos + len(tag), "markup")
+        self._state = self._open_value if tag is None else self._read_flag
+        return None
+
+    def _read_flag(self, cursor: Cursor) -> Progress | None:
+        header = self._header(cursor, self._codec.flag_end)
+        if not isinstance(header, str):
+            return header or "more"
+        self._declare(header.partition("[")[0].strip())  # `array[string]` is an array
+        self._state = self._open_value
         return None
 
     def _open_value(self, cursor: Cursor) -> Progress | None:
@@ -393,19 +445,3 @@ class TaggedReader(BlockReader):
             return True if cursor.final and not cursor.cut else None
         tag = cursor.match(at, tags)
         return None if tag == "" else tag is not None
-
-
-def _plain(text: str) -> str:
-    """Text with its entities read."""
-    for entity, character in (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
-        text = text.replace(entity, character)
-    return text
-
-
-def _quoted_text(text: str) -> tuple[str, str]:
-    """What stands at the beginning without its quotes, all of it where there are none, and what follows it."""
-    text = text.strip()
-    if text[:1] not in ('"', "'"):
-        return text, ""
-    inside, _, rest = text[1:].partition(text[0])
-    return inside.strip(), rest
