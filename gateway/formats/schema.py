@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import jsonschema_rs
 
@@ -59,7 +60,7 @@ def kinds_of(value: object) -> frozenset[str]:
 class Parameters:
     """One tool's parameters, resolved once."""
 
-    __slots__ = ("_properties", "_reader", "_rest", "_schema", "_types", "_validator")
+    __slots__ = ("_patterned", "_properties", "_reader", "_rest", "_schema", "_types", "_validator")
 
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
         usable = isinstance(schema, Mapping) and _within_limits(schema)
@@ -68,6 +69,7 @@ class Parameters:
         self._validator = _validator(self._schema, self._reader.resolve) if self._schema else None
         self._types: dict[str, Types] = {}
         self._properties = self._reader.properties()
+        self._patterned: tuple[tuple[jsonschema_rs.Validator, Any], ...] | None = None  # read when first needed
         rest = self._schema.get("additionalProperties", True)
         self._rest = rest if isinstance(rest, Mapping) else {}
 
@@ -93,12 +95,23 @@ class Parameters:
         """What this parameter may be."""
         known = self._types.get(key)
         if known is None:
-            known = self._types[key] = self._reader.read(self._properties.get(key, self._rest))
+            known = self._types[key] = self._reader.read(self._part(key))
         return known
 
     def shape(self, key: str) -> "Shape":
         """What this parameter may be, and what is in it."""
-        return Shape(self._reader, self._properties.get(key, self._rest))
+        return Shape(self._reader, self._part(key))
+
+    def _part(self, key: str) -> Any:
+        """The schema of this parameter: the one by its name, else those whose pattern it matches, else that of all others."""
+        if key in self._properties:
+            return self._properties[key]
+        if self._patterned is None:
+            self._patterned = _patterned(self._schema) if self.validates else ()
+        matched = [part for pattern, part in self._patterned if _matches(pattern, key)]
+        if matched:
+            return {"allOf": matched}
+        return self._rest if self._patterned or not self._schema.get("patternProperties") else {}
 
 
 class Shape:
@@ -148,13 +161,34 @@ def _with_null(node: Any) -> Any:
     return result
 
 
+def _validator_of(schema: Any) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for(schema, offline=True, pattern_options=_PATTERNS)
+
+
 def _validator(schema: dict[str, Any], resolve: Callable[[Any], Any]) -> jsonschema_rs.Validator | None:
     try:
         if _Weight(schema, resolve).of_root > _MAX_WEIGHT:
             return None
-        return jsonschema_rs.validator_for(_with_null(schema), offline=True, pattern_options=_PATTERNS)
+        return _validator_of(_with_null(schema))
     except (ValueError, TypeError, RecursionError):
         return None
+
+
+def _patterned(schema: Mapping[str, Any]) -> tuple[tuple[jsonschema_rs.Validator, Any], ...]:
+    """The schemas for parameters whose names match a pattern; none where one cannot be read, which old drafts let pass. A pattern
+    is a validator, which takes linear time, where Python's patterns may not."""
+    patterned = schema.get("patternProperties", {})
+    try:
+        return tuple((_validator_of({"patternProperties": {pattern: False}}), part) for pattern, part in patterned.items())
+    except ValueError:
+        return ()
+
+
+def _matches(pattern: jsonschema_rs.Validator, key: str) -> bool:
+    try:
+        return not pattern.is_valid({key: None})
+    except ValueError:  # a lone surrogate
+        return False
 
 
 class _Weight:
@@ -257,7 +291,7 @@ class _TypeReader:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return None
         node: Any = self._root
-        for part in reference[1:].split("/")[1:]:
+        for part in unquote(reference).split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(node, Mapping):
                 node = node.get(key)

@@ -35,6 +35,11 @@ def _types(schema: Any, **root: Any) -> Types:
         ({"$ref": "#/$defs/s"}, STRING),
         ({"$ref": "#/$defs/list/0"}, STRING),
         ({"$ref": "#/$defs/a~1b"}, STRING),
+        ({"$ref": "#/$defs/a%7E1b"}, STRING),
+        ({"$ref": "#/%24defs/a%20c"}, STRING),
+        ({"$ref": "#/$defs%2Flist%2f0"}, STRING),
+        ({"$ref": "#/$defs/50%25"}, STRING),
+        ({"$ref": "#/$defs/50%"}, STRING),
         ({"$ref": "#/$defs/list/9"}, ANY),
         ({"$ref": "#/$defs/list/x"}, ANY),
         ({"$ref": "#/$defs/s/type/no"}, ANY),
@@ -54,6 +59,8 @@ def test_types(schema: Any, expected: Types) -> None:
         "s": {"type": "string"},
         "list": [{"type": "string"}],
         "a/b": {"type": "string"},
+        "a c": {"type": "string"},
+        "50%": {"type": "string"},
         "loop": {"$ref": "#/$defs/loop"},
     }
     assert _types(schema, **{"$defs": definitions}) == expected
@@ -73,6 +80,44 @@ def test_parameters_behind_a_reference_and_beside_the_named_ones() -> None:
     assert known.types("a") == STRING
     assert known.types("c") == Types(frozenset({"array"}))
     assert known.types("d") == Types(frozenset({"boolean"}))
+
+
+def test_parameters_whose_names_match_a_pattern() -> None:
+    known = Parameters(
+        {
+            "properties": {"n_named": {"type": "null"}},
+            "patternProperties": {"^n_": {"type": ["string", "integer"]}, "_s$": {"$ref": "#/$defs/s"}},
+            "additionalProperties": {"type": "boolean"},
+            "$defs": {"s": {"type": "string"}},
+        }
+    )
+    assert known.types("n_named") == Types(frozenset({"null"}))
+    assert known.types("n_1") == Types(frozenset({"string", "integer"}))
+    assert known.types("n_s") == known.types("a_s") == STRING
+    assert known.types("other") == known.types("\ud800_s") == Types(frozenset({"boolean"}))
+    assert known.shape("a_s").types == STRING
+    assert not known.declares("n_1")
+
+
+def test_a_name_is_any_type_where_a_pattern_cannot_be_matched() -> None:
+    known = Parameters({"patternProperties": {"(": {"type": "string"}}, "additionalProperties": {"type": "boolean"}})
+    assert not known.validates
+    assert known.types("a") == ANY
+    ignored = {"$ref": "#/definitions/a", "definitions": {"a": {}}}  # what stands beside a reference says nothing in this draft
+    old = Parameters({"$schema": "http://json-schema.org/draft-04/schema#", **ignored, "patternProperties": {"(": {}}})
+    assert old.validates
+    assert old.types("a") == ANY
+
+
+def test_a_pattern_of_names_cannot_take_forever() -> None:
+    known = Parameters({"patternProperties": {"^(a+)+$": {"type": "string"}}})
+    assert known.types("a" * 5000 + "!") == ANY
+
+
+def test_a_reference_with_escapes_is_checked() -> None:
+    known = Parameters({"$ref": "#/$defs/a%20c", "$defs": {"a c": {"required": ["x"]}}})
+    assert known.validates
+    assert not known.accepts("{}")
 
 
 def test_a_small_schema_that_is_a_large_tree_costs_little() -> None:
@@ -148,6 +193,8 @@ def test_references_are_checked_while_what_they_lead_to_is_small() -> None:
         {"type": 5},
         {"$ref": "http://example.invalid/s"},
         {"$ref": "#/nothing"},
+        {"$ref": "#/$defs/a%c3%28", "$defs": {"a": {}}},
+        {"$ref": "#/$defs/50%", "$defs": {"50%": {}}},
         {"$schema": "http://example.invalid/draft"},
         {"type": "object", "properties": {"a": {"pattern": "("}}},
         {"description": "x" * MAX_SCHEMA_BYTES},
@@ -183,7 +230,19 @@ def test_a_pattern_cannot_take_forever() -> None:
             st.lists(inner, max_size=3)
             | st.dictionaries(
                 st.sampled_from(
-                    ["type", "anyOf", "allOf", "$ref", "properties", "enum", "const", "items", "nullable", "additionalProperties"]
+                    [
+                        "type",
+                        "anyOf",
+                        "allOf",
+                        "$ref",
+                        "properties",
+                        "enum",
+                        "const",
+                        "items",
+                        "nullable",
+                        "additionalProperties",
+                        "patternProperties",
+                    ]
                 ),
                 inner,
                 max_size=4,
