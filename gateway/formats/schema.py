@@ -237,19 +237,21 @@ class _TypeReader:
         self._visits = 0
 
     def properties(self) -> dict[str, Any]:
-        """The named parameters, also those behind a reference or an `allOf` of the root."""
-        return self._named(self._root, ("allOf",))
+        """The named parameters. One that the root names, itself or behind a reference or an `allOf`, is only that; one that its
+        options name is what any of them says."""
+        surely: dict[str, Any] = {}
+        for named in self.parts(self._root, "properties", ("allOf",)):
+            if isinstance(named, Mapping):
+                surely = {**named, **surely}
+        return self.members(self._root) | surely
 
     def members(self, schema: Any) -> dict[str, Any]:
         """What an object of this schema may hold, whichever of its options it is."""
-        return self._named(schema, ("allOf", "anyOf", "oneOf"))
-
-    def _named(self, schema: Any, through: tuple[str, ...]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for named in self.parts(schema, "properties", through):
-            if isinstance(named, Mapping):
-                found = {**named, **found}
-        return found
+        found: dict[str, list[Any]] = {}
+        for named in self.parts(schema, "properties"):
+            for key, part in named.items() if isinstance(named, Mapping) else ():
+                found.setdefault(key, []).append(part)
+        return {key: parts[0] if len(parts) == 1 else {"anyOf": parts} for key, parts in found.items()}
 
     def parts(self, schema: Any, word: str, through: tuple[str, ...] = ("allOf", "anyOf", "oneOf")) -> Iterator[Any]:
         """What stands under this word in a schema, also behind references and combinations."""

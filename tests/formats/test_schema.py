@@ -82,6 +82,21 @@ def test_parameters_behind_a_reference_and_beside_the_named_ones() -> None:
     assert known.types("d") == Types(frozenset({"boolean"}))
 
 
+def test_parameters_and_members_that_only_options_name_are_what_any_of_them_says() -> None:
+    options = [
+        {"properties": {"kind": {"const": "a"}, "size": {"type": "integer"}, "id": {"type": "integer"}}},
+        {"$ref": "#/$defs/b"},
+    ]
+    b = {"properties": {"kind": {"const": "b"}, "size": {"type": "string"}, "id": {"type": "integer"}}}
+    known = Parameters({"oneOf": options, "properties": {"id": {"type": "string"}}, "$defs": {"b": b}})
+    assert known.types("kind") == Types(frozenset({"string"}), frozenset({"a", "b"}))
+    assert known.types("size") == Types(frozenset({"string", "integer"}))
+    assert known.types("id") == STRING
+    nested = Parameters({"properties": {"p": {"anyOf": options}}, "$defs": {"b": b}}).shape("p")
+    assert nested.member("size").types == Types(frozenset({"string", "integer"}))
+    assert nested.member("id").types == Types(frozenset({"integer"}))
+
+
 def test_parameters_whose_names_match_a_pattern() -> None:
     known = Parameters(
         {
