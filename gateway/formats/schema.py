@@ -63,10 +63,10 @@ class Parameters:
     __slots__ = ("_patterned", "_properties", "_reader", "_rest", "_schema", "_types", "_validator")
 
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
-        usable = isinstance(schema, Mapping) and _within_limits(schema)
-        self._schema: dict[str, Any] = dict(schema) if usable and schema is not None else {}
+        self._schema: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
         self._reader = _TypeReader(self._schema)
-        self._validator = _validator(self._schema, self._reader.resolve) if self._schema else None
+        checkable = self._schema and _within_limits(self._schema)
+        self._validator = _validator(self._schema, self._reader.resolve) if checkable else None
         self._types: dict[str, Types] = {}
         self._properties = self._reader.properties()
         self._patterned: tuple[tuple[jsonschema_rs.Validator, Any], ...] | None = None  # read when first needed

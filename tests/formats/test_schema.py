@@ -232,6 +232,15 @@ def test_a_schema_that_cannot_be_checked_misses_nothing(schema: Any) -> None:
     assert known.types("a").kinds <= ALL_KINDS
 
 
+@pytest.mark.parametrize(
+    "more", [{"description": "x" * MAX_SCHEMA_BYTES}, {"default": "\ud800"}, {"$ref": "#/nothing"}, {"$defs": _deep(5000)}]
+)
+def test_the_types_of_a_schema_that_cannot_be_checked_are_read(more: dict[str, Any]) -> None:
+    known = Parameters({**more, "properties": {"a": {"type": "string"}}})
+    assert not known.validates
+    assert known.types("a") == STRING
+
+
 def test_a_pattern_cannot_take_forever() -> None:
     known = Parameters({"properties": {"a": {"pattern": "^(a+)+$"}}})
     assert not known.accepts('{"a": "' + "a" * 5000 + '!"}')
