@@ -58,8 +58,10 @@ class Machine(Automaton):
         self._start(options.prompt_tail)
 
     def _start(self, prompt_tail: str) -> None:
-        """Has the template opened the thought?"""
+        """Has the template opened the thought, or begun the first marker?"""
         self._fresh = False
+        if self._spec.prompt_begins and prompt_tail.endswith(self._spec.prompt_begins):
+            self._state = self._begun
         if not self._may_think:
             return
         start, said = self._thinks.start(prompt_tail)
@@ -250,16 +252,38 @@ class Machine(Automaton):
         cursor, program = self._cursor, self._program
         starter = program.starters.get(literal)
         block, bare = (starter, True) if starter is not None else program.openers[literal]
-        begins = block.codec.begins(cursor, at, self._calls.names) if bare else True
+        told = block.told and not bare
+        begins = block.codec.begins(cursor, at + len(literal) * told, self._calls.names) if bare or told else True
         if begins:
             self._begin_block(block, at, text_to, "" if bare else literal, counted=starter is None)
             return True
         if begins is None:
             self._text(text_to)
             return False
-        if starter is None:
+        if starter is None and not told:
             return self._stray(at, literal)
         self._blank = self._may_think = False  # an answer that begins like a call
+        if told:
+            self._text(at + len(literal))
+        return True
+
+    def _begun(self) -> bool:
+        """After what the prompt has of the first marker: the rest of it, a block that its opener begins, or text."""
+        cursor, program, begun = self._cursor, self._program, self._spec.prompt_begins
+        rests = tuple(marker.text.removeprefix(begun) for marker in self._spec.transparent if marker.text.startswith(begun))
+        rest = cursor.match(cursor.pos, rests)
+        if rest == "" and not cursor.final:
+            return False
+        block, _ = program.openers.get(begun, (None, False))
+        begins = block is not None and not rest and block.codec.begins(cursor, cursor.pos, self._calls.names)
+        if begins is None:
+            return False
+        self._state = self._content
+        if rest:
+            cursor.advance(cursor.pos + len(rest), "markup")
+            self._to_content()
+        elif begins and block is not None:
+            self._begin_block(block, cursor.pos, cursor.pos, "", counted=False)
         return True
 
     def _begin_block(self, block: Block, at: int, text_to: int, opener: str, *, counted: bool) -> None:

@@ -100,12 +100,14 @@ class Codec(Protocol):
 @dataclass(frozen=True, slots=True)
 class Block:
     """A place for calls. Without a `closer` the codec itself knows the end. `starter`: a text that begins one too, where the
-    answer itself begins and the codec finds a call there; elsewhere, and where it finds none, it is text like any other."""
+    answer itself begins and the codec finds a call there; elsewhere, and where it finds none, it is text like any other. `told`:
+    the opener is text too where the codec finds no call after it."""
 
     opener: Marker
     closer: Marker | None
     codec: Codec
     starter: str = ""
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class FormatSpec:
 
     `transparent` markers are markup wherever content may stand (wrappers of the answer, of a section of calls).
     `newlines_before_call` is how many newlines the family's template writes between text and a call: as many are markup.
+    `prompt_begins`: what the prompt may end with though it begins the answer's first marker, a transparent one or an opener.
     `names_before_call`: between the last marker and a call's opener the call's name may stand, as markup.
     `tokens` are special tokens that are no markers but parts of them.
     `call_ids`: `random` ids are the gateway's; `nine_alnum` are nine letters or digits; `native` stand in the output.
@@ -151,6 +154,7 @@ class FormatSpec:
     transparent: tuple[Marker, ...] = ()
     tokens: tuple[str, ...] = ()
     newlines_before_call: int = 0
+    prompt_begins: str = ""
     names_before_call: bool = False
     call_ids: IdPolicy = "random"
     call_syntax: CallSyntax | None = None

@@ -91,6 +91,7 @@ SECTION, KIMI = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
 LFM = "<|tool_call_start|>["
 GEMMA = "<|tool_call>call:write{"
 ROLE = "<|start|>assistant"
+IFM = "<ifm|tool_calls><ifm|tool_call>write<ifm|arg_key>text</ifm|arg_key>"
 # What repeats, by the families that it may hurt: the end of the prompt, how the output begins, what repeats.
 HOSTILE = {
     "openers in a thought": ("hermes qwen35", "", "<think>", "<tool_call>"),
@@ -130,6 +131,14 @@ HOSTILE = {
     "separators": ("llama3_json", "", "", '{"name": "write"};'),
     "spaces after a separator": ("llama3_json", "", '{"name": "write"};', " "),
     "braces": ("llama3_json", "", "", '{"name": '),
+    "openers that are text": ("functionary_v32", "", "", ">>>"),
+    "openers and words": ("functionary_v32", "", "", ">>>word\n"),
+    "a long first line": ("functionary_v32", ">>>", "", "n"),
+    "calls without an end": ("functionary_v32", "", "", '>>>write\n{"text": 1'),
+    "recipients": ("muse_glimmer", ROLE, "", f" to=self<|message|>a<|eom|>{ROLE}"),
+    "tags in a thought": ("muse_glimmer", ROLE, " to=self<|message|>", "<|message|><atem:function_calls>"),
+    "types of a value": ("k2_horizon", "", IFM, "<ifm|arg_type>"),
+    "openers of thoughts": ("k2_horizon", "<ifm|think>", "", "<ifm|think_fast>"),
     "messages": ("gpt_oss", ROLE, "", f"<|channel|>analysis<|message|>a<|end|>{ROLE}"),
     "starts": ("gpt_oss", "", "", "<|start|>"),
     "ends": ("gpt_oss", ROLE, "<|channel|>final<|message|>", "<|end|>"),

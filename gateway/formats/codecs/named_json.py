@@ -22,7 +22,7 @@ class NamedJson:
     """`call_open` and `call_close` stand around a call, empty where the block's own markers do. The header is
     `kind + kind_end + name + id_open + id + name_end`, of which only the name and `name_end` are always there. The arguments may
     stand between one of `fence_open` and `fence_close`. `numbered`: the header is `functions.name:number`, which is the call's id
-    too.
+    too. `by_shape`: where it must be told whether a call begins, one word and an object after it are one of an unknown tool.
     """
 
     name_end: str
@@ -32,6 +32,7 @@ class NamedJson:
     id_open: str = ""
     fence_open: tuple[str, ...] = ()
     fence_close: str = ""
+    by_shape: bool = False
     numbered: bool = False
 
     @property
@@ -44,7 +45,13 @@ class NamedJson:
         start = at + len(self.call_open)
         end = cursor.text.find(self.name_end, start, start + _MAX_HEADER)
         if end >= 0:
-            return self.name_of(cursor.text[start:end], names)[0] in names
+            name = self.name_of(cursor.text[start:end], names)[0]
+            if name in names or not self.by_shape or len(name.split()) != 1:
+                return name in names
+            after = cursor.text[end + len(self.name_end) :][:1]
+            return None if not after and not cursor.final else after == "{"
+        if self.by_shape and cursor.cut and len(cursor.text) > start:
+            return any(name.startswith(cursor.text[start:]) for name in names)
         return False if cursor.final or len(cursor.text) - start >= _MAX_HEADER + len(self.name_end) else None
 
     def name_of(self, header: str, names: frozenset[str]) -> tuple[str, str | None]:

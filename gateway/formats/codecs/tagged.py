@@ -163,11 +163,12 @@ class TaggedReader(BlockReader):
             self._state = self._header_of_call
             return None
         if tag is not None and tag == self._closer:
+        end = cursor.offset
             cursor.advance(cursor.pos + len(tag), "markup")
         elif self._calls_read and not self._bare:
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
         if not self._calls_read:
-            return Damage("missing_name" if tag else "bad_header", self._calls.raw_from, cursor.offset)
+            return Damage("missing_name" if tag else "bad_header", self._calls.raw_from, end)
         self._calls.end_open()
         return "done"
 
