@@ -119,6 +119,11 @@ class AnswerReader:
         self.tally = Tally(prompt_tokens)
         self.ended = False
 
+    @property
+    def in_thought(self) -> bool:
+        """Whether the answer is in a thought, and amid no character, marker or call."""
+        return self._parser.thinking and (self._detokenizer is None or self._detokenizer.whole)
+
     def read(self, chunk: Chunk) -> list[Delta]:
         """The deltas that this chunk completes. Raises AnswerRefused where the rules say so."""
         if self.ended:

@@ -242,7 +242,8 @@ def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
         guard=threading.Lock(),
         control_tokens=speech.control_tokens,
     )
-    return Rendered(prompter, own, call_format)
+    end, call_end = (prompter.thought_end(form.thought_closer) for form in (own, call_format))
+    return Rendered(prompter, own, call_format, end, call_end)
 
 
 def tools_for(model: Path) -> ToolMode:

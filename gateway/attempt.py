@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import replace
 
 from engines.base import Chunk, Reader, Work
-from gateway.course import course_of
+from gateway.course import Course, course_of
 from gateway.errors import EngineBroke, EngineGone, EngineUnreachable, GatewayError
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
@@ -64,27 +64,43 @@ class Attempt:
         return failure is None
 
     async def _serve(self) -> bool:
-        services, engine = self._job.services, self._member.engine
+        services = self._job.services
+        course = course_of(self._job, self._choice, self._member.engine.traits)
         work = self._work()
-        call = engine.call(work)
+        rest: Work | None = work
         ends_at = self._job.ledger.received_s + services.limits.total_s
         with StageTimer(services.watchdog, services.limits, ends_at) as timer:
-            timer.enter("headers")
-            exchange = await services.upstream.open(
-                self._member.url(call.path), call, api_key=self._member.api_key, connect_s=services.limits.connect_s
-            )
-            whole = False
-            try:
-                await self._check_head(exchange)
-                timer.enter("first_token")
-                reader = engine.reader(work)
-                served = await self._read(exchange, reader, timer)
-                whole = reader.done
-            finally:
-                if whole:
-                    exchange.release()
-                else:
-                    exchange.close()
+            if course.must_go_on:  # the template has opened a thought that may have no token
+                rest = course.resumed(work)
+            while rest is not None:
+                if not await self._call(rest, course, timer):
+                    return False
+                rest = course.resumed(work) if course.must_go_on else None
+            await self._write(course, timer)
+            course.close()
+            self._first_token()
+        return True
+
+    async def _call(self, work: Work, course: Course, timer: StageTimer) -> bool:
+        """One call of the engine; False where the answer missed its schema and nothing of it was delivered."""
+        services, engine = self._job.services, self._member.engine
+        call = engine.call(work)
+        timer.enter("headers")
+        exchange = await services.upstream.open(
+            self._member.url(call.path), call, api_key=self._member.api_key, connect_s=services.limits.connect_s
+        )
+        whole = False
+        try:
+            await self._check_head(exchange)
+            timer.enter("first_token")
+            reader = engine.reader(work)
+            served = await self._read(exchange, reader, course, timer)
+            whole = reader.done
+        finally:
+            if whole:
+                exchange.release()
+            else:
+                exchange.close()
         return served
 
     def _work(self) -> Work:
@@ -119,12 +135,11 @@ class Attempt:
         if not exchange.content_type.startswith("text/event-stream"):
             raise EngineBroke("The engine answered, but not with an event stream.")
 
-    async def _read(self, exchange: Exchange, reader: Reader, timer: StageTimer) -> bool:
-        """Reads to the end; False where the answer missed its schema and nothing of it was delivered."""
-        course = course_of(self._job, self._choice, self._member.engine.traits)
+    async def _read(self, exchange: Exchange, reader: Reader, course: Course, timer: StageTimer) -> bool:
+        """Reads to the call's end; False as `_call`."""
         sse = SseReader()
         left = MAX_WHOLE_BYTES if not self._job.sink.streamed else None
-        while not (reader.done or course.ended):
+        while not (reader.done or course.ended or course.must_go_on):
             data = await exchange.read()
             if not data:
                 raise EngineGone("The engine's answer ended in the middle.")
@@ -138,11 +153,7 @@ class Attempt:
                 self._first_s = self._loop.time()
             if course.schema_missed and self._may_retry and not self._job.ledger.delivered:
                 return False
-            if body := course.written():
-                self._first_token()
-                await self._write(body, timer)
-        course.close()
-        self._first_token()
+            await self._write(course, timer)
         return True
 
     def _time(self, tokens: int, timer: StageTimer) -> None:
@@ -150,10 +161,8 @@ class Attempt:
         if not tokens:
             return
         now = self._loop.time()
-        if self._last_token_s is None:
-            timer.enter("between_tokens")
-        else:
-            timer.touch()
+        timer.enter("between_tokens")
+        if self._last_token_s is not None:
             self._job.ledger.inter_token_s.append(((now - self._last_token_s) / tokens, tokens))
         self._last_token_s = now
 
@@ -165,8 +174,12 @@ class Attempt:
             event = FirstToken(ledger.request_id, ledger.attempts, member.id, member.model, ledger.ttft_s)
             self._job.services.bus.emit(event)
 
-    async def _write(self, body: bytes, timer: StageTimer) -> None:
-        """Sends; what the client makes us wait is not the engine's time."""
+    async def _write(self, course: Course, timer: StageTimer) -> None:
+        """Sends what was read since; what the client makes us wait is not the engine's time."""
+        body = course.written()
+        if not body:
+            return
+        self._first_token()
         self._job.ledger.delivered = True
         timer.pause()
         stalled_s = await self._job.sink.write(body)

@@ -7,7 +7,7 @@ Invariant: the encoder hears nothing of what was taken before `written` is asked
 from collections.abc import Sequence
 from typing import Protocol
 
-from engines.base import Chunk, Traits
+from engines.base import Chunk, Traits, Work
 from gateway.answer import AnswerChecker, AnswerReader, CallChecker, PassedReader
 from gateway.errors import EngineBroke
 from gateway.formats.base import ParseOptions
@@ -17,6 +17,7 @@ from gateway.leak import LeakedTexts, Leaks, leaked_ids
 from gateway.model import Rendered
 from gateway.prompt.tokenizer import Tokenizer
 from gateway.request import CallAnswer, Delta, Finish, ParseFailure, Prompt, Tokens
+from gateway.thought import ThoughtLimit
 
 _UNSEEN = frozenset({ParseFailure, Finish, Tokens})  # what a reader of the answer does not see
 
@@ -33,6 +34,13 @@ class Course(Protocol):
 
     def written(self) -> bytes:
         """What was read since and is now the client's. Of a whole answer nothing is before `close`."""
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether the engine is to stop here, and to go on from what `resumed` says."""
+
+    def resumed(self, work: Work) -> Work | None:
+        """The work that is left of this one, once a thought that may be no longer was ended; None where none is left."""
 
     def close(self) -> None:
         """The engine is done: what was kept until that was certain goes to the encoder. Raises EngineBroke without an end."""
@@ -74,7 +82,10 @@ class RenderedCourse:
             leaks=_leaks(job, prompt, tokenizer, by_ids=by_ids),
             data_of=tokenizer.data_of if request.logprobs is not None or request.return_token_ids else None,
         )
+        self._limit = _limit(job, self._reader, rendered)
+        self._read = self._limit.read if self._limit is not None else self._reader.read
         self._encoder = job.encoder
+        self._ledger = job.ledger
         self._choice = choice
         self._streamed = job.sink.streamed
         self._kept: list[Delta] = []
@@ -94,7 +105,7 @@ class RenderedCourse:
         """Parses the chunks."""
         seen = False
         for chunk in chunks:
-            deltas = self._reader.read(chunk)
+            deltas = self._read(chunk)
             if deltas:
                 self._kept += deltas
                 seen = seen or any(type(delta) not in _UNSEEN for delta in deltas)
@@ -106,6 +117,22 @@ class RenderedCourse:
             return b""
         deltas, self._kept = self._kept, []
         return self._encoder.feed(self._choice, deltas)
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether the thought has all the tokens that it may have."""
+        return self._limit is not None and self._limit.reached
+
+    def resumed(self, work: Work) -> Work | None:
+        """The work that is left, the thought's end in its prompt. Without any the answer was cut there."""
+        if self._limit is None:
+            raise ValueError("this answer's thoughts have no limit")
+        self._ledger.ended_thoughts += 1
+        self._kept += self._limit.end_thought()
+        rest = self._limit.rest(work)
+        if rest is None:
+            self._kept += self._reader.read(Chunk(finish="length"))
+        return rest
 
     def close(self) -> None:
         """A whole answer goes to its encoder now."""
@@ -131,6 +158,15 @@ class PassedCourse:
     def ended(self) -> bool:
         """Never before the engine's own end: usage comes after the last choice."""
         return False
+
+    @property
+    def must_go_on(self) -> bool:
+        """Never: an engine that parses itself minds thoughts itself."""
+        return False
+
+    def resumed(self, work: Work) -> Work | None:
+        """All of it."""
+        return work
 
     @property
     def schema_missed(self) -> bool:
@@ -189,6 +225,14 @@ def _leaks(job: Job, prompt: Prompt, tokenizer: Tokenizer, *, by_ids: bool) -> L
         return leaked_ids(stop_ids, tokenizer.vocab_size)
     texts = [text for token_id in stop_ids if (text := tokenizer.text_of(token_id)) in tokenizer.special_ids]
     return LeakedTexts(texts) if texts else None
+
+
+def _limit(job: Job, reader: AnswerReader, rendered: Rendered) -> ThoughtLimit | None:
+    """What minds how long the thoughts are, where that is limited."""
+    request, end = job.request, rendered.thought_end_for(bool(job.request.offered))
+    if request.reasoning_budget is None or end is None:
+        return None
+    return ThoughtLimit(reader, tokens=request.reasoning_budget, end=end, tokenizer=rendered.prompter.tokenizer)
 
 
 def _answer_checker(job: Job) -> AnswerChecker | None:

@@ -71,6 +71,7 @@ class Finished:
     """The request is over. The one event that the access log and most metrics are made from.
 
     `inter_token_s` holds one pair for each gap between token-bearing chunks: seconds per token, and how many tokens came.
+    `ended_thoughts` are those that the gateway ended, as they had all the tokens that the request allows.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class Finished:
     inter_token_s: tuple[tuple[float, int], ...] = ()
     with_tools: bool = False
     tool_calls: int = 0
+    ended_thoughts: int = 0
     failures: tuple[tuple[FailureKind, int], ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -57,6 +57,7 @@ class Ledger:
     queue_s: float = 0.0
     ttft_s: float | None = None
     delivered: bool = False
+    ended_thoughts: int = 0
     inter_token_s: list[tuple[float, int]] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     engine_usage: Usage | None = None

@@ -9,19 +9,23 @@ from gateway.errors import ContextTooLong
 from gateway.formats.base import Format
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.renderer import Draft, Rendering
+from gateway.prompt.thought_end import ThoughtEnd
 from gateway.request import Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A model that the gateway renders and parses for. `call_format` reads answers to requests with tools: it is the model's own
-    format, or the one whose syntax the gateway states and constrains (`tools: constrained`). `apart` renders in another process
+    format, or the one whose syntax the gateway states and constrains (`tools: constrained`). `thought_end` and `call_thought_end`
+    are how thoughts in the two are ended. `apart` renders in another process
     what would take long, and raises as the prompter's renderer does; None where there is no such process, so that threads do it,
     whose `turn` it is, one after the other."""
 
     prompter: Prompter
     format: Format
     call_format: Format
+    thought_end: ThoughtEnd | None = None
+    call_thought_end: ThoughtEnd | None = None
     hold_arguments: bool = False
     apart: Callable[[Draft], Awaitable[Rendering]] | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
@@ -29,6 +33,10 @@ class Rendered:
     def format_for(self, with_tools: bool) -> Format:
         """What reads the answer to a request that offers tools, or offers none."""
         return self.call_format if with_tools else self.format
+
+    def thought_end_for(self, with_tools: bool) -> ThoughtEnd | None:
+        """How a thought in it is ended; None where it has no thoughts."""
+        return self.call_thought_end if with_tools else self.thought_end
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,9 @@ class GenerateRequest:
     """What a client asked, in no dialect. `body` holds its own bytes, for engines that template and parse themselves.
 
     The names in `template_kwargs` are identifiers of at most 64 characters, none of them the gateway's own. `logprobs` is how
-    many alternatives each token's log probability shall have, None where none is wanted. `continue_final_message`: the model goes
-    on where the last message, an assistant's, ends; `add_generation_prompt` is then False.
+    many alternatives each token's log probability shall have, None where none is wanted. `reasoning_budget` is how many tokens
+    the thoughts of one answer may have. `continue_final_message`: the model goes on where the last message, an assistant's, ends;
+    `add_generation_prompt` is then False.
     """
 
     model: str
@@ -130,6 +131,7 @@ class GenerateRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     return_token_ids: bool = False
+    reasoning_budget: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     ignored: tuple[str, ...] = ()

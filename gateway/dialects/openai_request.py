@@ -53,6 +53,8 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("frequency_penalty", -2, 2, "between -2 and 2"),
     ("seed", -(2**63), 2**63 - 1, "a 64-bit integer"),
     ("min_tokens", 0, 2**31 - 1, "at least 0"),
+    ("reasoning_budget", 0, float("inf"), "at least 0"),
+    ("thinking_token_budget", 0, float("inf"), "at least 0"),
     ("max_tokens", 1, float("inf"), "at least 1"),
     ("max_completion_tokens", 1, float("inf"), "at least 1"),
 )
@@ -136,6 +138,7 @@ def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Lim
         template_kwargs=_template_kwargs(body, limits),
         logprobs=_logprobs(body, limits),
         return_token_ids=bool(body.return_token_ids),
+        reasoning_budget=_reasoning_budget(body),
         add_generation_prompt=_begins_turn(body),
         continue_final_message=bool(body.continue_final_message),
         ignored=checks.fit_for_header((*mended, *_ignored(fields, body))),
@@ -288,6 +291,14 @@ def _max_tokens(body: ChatBody) -> int | None:
     if limit is not None and body.min_tokens is not None and body.min_tokens > limit:
         raise invalid("min_tokens", f"more than the most tokens, {limit}, that the answer may have")
     return limit
+
+
+def _reasoning_budget(body: ChatBody) -> int | None:
+    """`thinking_token_budget` is vLLM's name for it."""
+    ours, other = body.reasoning_budget, body.thinking_token_budget
+    if ours is not None and other is not None and ours != other:
+        raise invalid("thinking_token_budget", "it is another name of `reasoning_budget`, which says otherwise")
+    return other if ours is None else ours
 
 
 def _stop(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class AccessLog:
                 "finish_reason": event.finish_reason,
                 "tool_calls": event.tool_calls,
                 "with_tools": event.with_tools,
+                "ended_thoughts": event.ended_thoughts,
                 "failures": dict(event.failures),
                 "notes": event.notes,
             }

@@ -110,6 +110,9 @@ class Metrics:
         self._calls = counter("tool_calls_total", "Whole tool calls in the models' answers.", _FORMAT)
         self._with_tools = counter("requests_with_tools_total", "Requests that ended and offered tools.", _FORMAT)
         self._parse = counter("parse_failures_total", "Faults in the models' output, by kind.", (*_FORMAT, "kind"))
+        self._ended_thoughts = counter(
+            "reasoning_budget_reached_total", "Thoughts that the gateway ended, as they had all the tokens allowed.", _PAIR
+        )
         self._queue = histogram("queue_seconds", "Time of one request waiting for a ready engine.", _TTFT_S)
         self._ttft = histogram("time_to_first_token_seconds", "From the body's last byte to the first delta sent.", _TTFT_S)
         self._itl = histogram("inter_token_latency_seconds", "Between the engine's chunks, for each token.", _ITL_S)
@@ -128,7 +131,7 @@ class Metrics:
 
     def _start(self, served: Sequence[Served], dialects: Sequence[str]) -> None:
         places = [(model.model, engine, name) for model in served for engine in model.engines for name in model.formats]
-        for counter in (self._prompt, self._completion, self._cached):
+        for counter in (self._prompt, self._completion, self._cached, self._ended_thoughts):
             counter.start(self._pairs)
         for histogram in (self._queue, self._ttft, self._itl, self._duration, self._stall):
             histogram.start(self._pairs)
@@ -163,3 +166,4 @@ class Metrics:
         self._completion.add(pair, event.usage.completion_tokens)
         self._cached.add(pair, event.usage.cached_tokens)
         self._calls.add(place, event.tool_calls)
+        self._ended_thoughts.add(pair, event.ended_thoughts)

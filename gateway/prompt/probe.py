@@ -268,10 +268,10 @@ def _reasoning(rig: Rig, call: _CallForm) -> tuple[str | None, frozenset[bool | 
 
 def _old_thoughts(rig: Rig, reasoning: str | None, hides: frozenset[bool | None]) -> Support:
     thought = with_thought(_SAID, reasoning or REASONING_FIELDS[0], "probethoughtmark")
-    return rig.shows([USER, thought, _MORE], "probethoughtmark", switches=_thinking(hides))
+    return rig.shows([USER, thought, _MORE], "probethoughtmark", switches=shown_thinking(hides))
 
 
-def _thinking(hides: frozenset[bool | None]) -> Json:
+def shown_thinking(hides: frozenset[bool | None]) -> Json:
     """The switches with which thoughts are shown, where they are hidden without."""
     return dict.fromkeys(THINKING_SWITCHES, True) if None in hides else {}
 
@@ -280,7 +280,7 @@ def _called_text(rig: Rig, call: _CallForm, reasoning: str | None, hides: frozen
     """The first place where the text of a message that calls is shown, together with its thought; a thought's own in a running
     loop alone, since templates cut old thoughts."""
     made = call.message("probevaluemark")
-    switches = _thinking(hides)
+    switches = shown_thinking(hides)
     for form in _CALLED_TEXT_FORMS if call.support == "yes" else ():
         thought = {"beside": "probethoughtmark", "before": "probethoughtmark", "thought": "probethoughtmark probetextmark"}[form]
         calling = made | {"content": "probetextmark"} if form == "beside" else made

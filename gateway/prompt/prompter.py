@@ -19,9 +19,10 @@ from gateway.prompt.constrain import broken_calls, call_answer, cut_thoughts, re
 from gateway.prompt.conversation import Turn, sure_texts, turns
 from gateway.prompt.model_files import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.normalize import fit, fit_kwargs, thinking_switch, tool_dict
-from gateway.prompt.probe import Capabilities, probe
+from gateway.prompt.probe import Capabilities, probe, shown_thinking
 from gateway.prompt.proof import claims
 from gateway.prompt.renderer import ControlTokens, Draft, Renderer, Rendering, refuse_over
+from gateway.prompt.thought_end import ThoughtEnd, thought_end
 from gateway.prompt.tokenizer import Tokenizer
 from gateway.prompt.turn_end import Render, answer_opener, turn_end
 from gateway.request import Constraint, GenerateRequest, Prompt, ToolSpec
@@ -84,14 +85,14 @@ class Prompter:
         """The templates that prompts are made with."""
         return (DEFAULT, TOOL_USE) if self._mode == "native" and TOOL_USE in self._files.templates else (DEFAULT,)
 
-    def _drawn(self, name: str) -> Render:
+    def _drawn(self, name: str, **switches: Any) -> Render:
         """How a template shows messages, without a generation prompt."""
         template = self.renderer.templates[name]
         without: Sequence[Mapping[str, Any]] | None = None if self._can[name].no_tools == "null" else []
 
         def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
             given = {"messages": messages, "tools": tools or without, "documents": None, "add_generation_prompt": False}
-            return template.render({**self._files.specials, **given})
+            return template.render({**self._files.specials, **switches, **given})
 
         return render
 
@@ -105,6 +106,16 @@ class Prompter:
     def capabilities(self) -> Capabilities:
         """What the template does with each kind of message; the one for tools, where the model has one of its own."""
         return self._can.get(TOOL_USE, self._can[DEFAULT])
+
+    def thought_end(self, closer: str) -> ThoughtEnd | None:
+        """How the model's thoughts are ended: as its template does it, or by its format's `closer` alone where the template does
+        not show it; None where the format has no thoughts."""
+        if not closer:
+            return None
+        name = TOOL_USE if TOOL_USE in self._can else DEFAULT
+        can = self._can[name]
+        shown = self._drawn(name, **shown_thinking(can.hides_thoughts))
+        return thought_end(shown, can, closer) or ThoughtEnd(closer, closer)
 
     @property
     def one_call(self) -> bool:

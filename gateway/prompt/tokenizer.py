@@ -25,6 +25,7 @@ from gateway.prompt.tekken import tekken
 
 MAX_ADDED = 32_768  # all that looks for them in a text is made at once; models have a few thousand, of up to 40 characters
 MAX_ADDED_CHARS = 128
+_BEFORE = "a"  # a letter: vocabularies join it to no marker, newline or symbol
 _STEP_CHARS = 1 << 16  # small copies stay in the processor's cache
 _VISIBLE = bytes(range(ord("!"), ord("~") + 1))
 _BLANK = bytes([*range(ord("!")), 0x7F])  # templates trim it, and some tokens swallow it
@@ -32,6 +33,10 @@ _BLANK = bytes([*range(ord("!")), 0x7F])  # templates trim it, and some tokens s
 
 class Detokenizer(Protocol):
     """One answer's ids to text."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether no character is begun and not whole."""
 
     def add(self, token_id: int) -> str:
         """The text that this id completes; empty while a character is not whole."""
@@ -108,6 +113,12 @@ class Tokenizer:
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of this text. Releases the interpreter lock while it works."""
         return self.encode_all([text])[0]
+
+    def encode_after(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that goes on after other tokens: without what begins a text, and merged with nothing before it."""
+        begun = self.encode(_BEFORE)
+        ids = self.encode(_BEFORE + text)
+        return ids[len(begun) :] if ids[: len(begun)] == begun else self.encode(text)
 
     def encode_all(self, texts: list[str]) -> list[tuple[int, ...]]:
         """The ids of each text."""
@@ -208,6 +219,10 @@ class _ByteTable:
         self._strips = strips
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def whole(self) -> bool:
+        return not self._decoder.getstate()[0]
+
     def add(self, token_id: int) -> str:
         piece = self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
         text = self._decoder.decode(piece)
@@ -227,6 +242,10 @@ class _Stream:
         self._backend = backend
         self._stream = DecodeStream(skip_special_tokens=False)
         self._ids: list[int] = []
+
+    @property
+    def whole(self) -> bool:
+        return not self._ids
 
     def add(self, token_id: int) -> str:
         text = self._stream.step(self._backend, token_id) or ""

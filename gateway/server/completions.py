@@ -209,6 +209,7 @@ class _Exchange:
             inter_token_s=tuple(ledger.inter_token_s),
             with_tools=with_tools,
             tool_calls=sum(tally.calls for tally in ledger.tallies.values()),
+            ended_thoughts=ledger.ended_thoughts,
             failures=tuple(ledger.failures().items()),
             notes=self._prompt.notes if self._prompt else (),
         )

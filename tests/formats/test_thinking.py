@@ -21,11 +21,11 @@ def opened(name: str) -> str:
 def test_a_thought_that_is_ended_by_its_closer_goes_on_as_an_answer(name: str) -> None:
     form = FORMATS[name]
     parser = form.parser(ParseOptions(prompt_tail=opened(name)))
-    assert parser.thinking
-    deltas = parser.feed(THOUGHT)
-    assert parser.thinking
-    deltas += parser.feed(form.thought_closer)
-    assert not parser.thinking
+    thinking, deltas = [parser.thinking], []
+    for piece in (THOUGHT, form.thought_closer):
+        deltas += parser.feed(piece)
+        thinking.append(parser.thinking)
+    assert thinking == [True, True, False]
     body = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
     deltas += parser.feed(f"{body}Done.")
     deltas += parser.finish("stop", Usage())

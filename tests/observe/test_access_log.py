@@ -70,6 +70,7 @@ def test_one_record_a_request_with_every_field(out: io.StringIO) -> None:
         "finish_reason": "tool_calls",
         "tool_calls": 1,
         "with_tools": True,
+        "ended_thoughts": 0,
         "failures": {"invalid_json": 2},
         "notes": ["developer message given as system"],
     }

@@ -28,6 +28,7 @@ LABELS = {
     "interlock_prompt_tokens_total": PAIR,
     "interlock_completion_tokens_total": PAIR,
     "interlock_cached_prompt_tokens_total": PAIR,
+    "interlock_reasoning_budget_reached_total": PAIR,
     "interlock_tool_calls_total": PAIR | {"format"},
     "interlock_requests_with_tools_total": PAIR | {"format"},
     "interlock_parse_failures_total": PAIR | {"format", "kind"},
