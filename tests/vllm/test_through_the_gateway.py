@@ -221,3 +221,23 @@ async def test_what_the_engine_itself_refuses_is_the_clients_error(vllm: VllmUnd
         for event in SseReader().feed(answer.content):
             reader.chunk(event)
     assert caught.value.status == 400
+
+
+async def test_a_thought_is_ended_at_its_budget_and_the_rest_is_what_vllm_makes_of_just_these_ids(vllm: VllmUnderTest) -> None:
+    opened = [*ASK, {"role": "assistant", "content": "<think>\nThe user"}]
+    greedy = {"temperature": 0, "ignore_eos": True}
+    body = {"messages": opened, "continue_final_message": True, "max_tokens": 32, "reasoning_budget": 8, **greedy}
+    async with in_front(vllm, format="hermes") as served:
+        said = (await served.chat(return_token_ids=True, **body)).json()
+    (choice,) = said["choices"]
+    prompt, ids = said["prompt_token_ids"], choice["token_ids"]
+    ended = 8 + len(read_model(vllm.model).tokenizer.encode("</think>"))
+    assert said["usage"]["completion_tokens_details"]["reasoning_tokens"] == 8
+    assert said["usage"]["prompt_tokens"] == len(prompt)
+    assert said["usage"]["completion_tokens"] == len(ids) == 32
+    assert choice["message"]["reasoning_content"]
+    assert content(said)
+    rest = {"model": ALIAS, "prompt": [*prompt, *ids[:ended]], "max_tokens": 32 - ended, "min_tokens": 32 - ended}
+    async with httpx.AsyncClient(timeout=600, trust_env=False) as client:
+        asked = await client.post(f"{vllm.url}/v1/completions", json={**rest, "temperature": 0, "return_token_ids": True})
+    assert asked.json()["choices"][0]["token_ids"] == ids[ended:]
