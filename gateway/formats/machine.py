@@ -195,7 +195,7 @@ class Machine(Automaton):
     def _names_call(self, text: str, literal: str) -> bool:
         """Whether this text since the last marker is, or may be, the name of the call that follows it."""
         named = self._spec.names_before_call and len(text.split()) == 1 and not text[-1].isspace()
-        return named and (literal in self._program.openers or not (literal or self._cursor.final))
+        return named and (literal in self._program.named or not (literal or self._cursor.final))
 
     def _before_call(self, begin: int, at: int) -> int:
         """The index at which the text before a call ends, as the template writes newlines between them."""

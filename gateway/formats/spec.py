@@ -141,7 +141,7 @@ class FormatSpec:
     `transparent` markers are markup wherever content may stand (wrappers of the answer, of a section of calls).
     `newlines_before_call` is how many newlines the family's template writes between text and a call: as many are markup.
     `prompt_begins`: what the prompt may end with though it begins the answer's first marker, a transparent one or an opener.
-    `names_before_call`: between the last marker and a call's opener the call's name may stand, as markup.
+    `names_before_call`: between the last marker and a call's opener, or one of `named`, the call's name may stand, as markup.
     `tokens` are special tokens that are no markers but parts of them.
     `call_ids`: `random` ids are the gateway's; `nine_alnum` are nine letters or digits; `native` stand in the output.
     """
@@ -156,6 +156,7 @@ class FormatSpec:
     newlines_before_call: int = 0
     prompt_begins: str = ""
     names_before_call: bool = False
+    named: tuple[Marker, ...] = ()
     call_ids: IdPolicy = "random"
     call_syntax: CallSyntax | None = None
 
