@@ -1,7 +1,7 @@
-"""From what a codec reads to deltas: call numbers, ids, unknown tools, validation, and deltas held back.
+"""From what a codec reads to deltas: call numbers, ids, unknown tools, validation, deltas held back, and text that is no call.
 
 Invariant: a call that was started ends with `ToolCallEnd` or is abandoned with a failure; indices and ids are never used twice
-in what the client sees.
+in what the client sees; text never stands between a call's start and its end.
 """
 
 import hashlib
@@ -143,6 +143,7 @@ class Calls:
         self._mismatch = False
         self._name = ""
         self._ids: list[str] = []  # of the calls before `index`
+        self._asides: list[tuple[int, str]] = []  # within the open call, or the one that begins, each with its offset
 
     @property
     def sent(self) -> bool:
@@ -192,6 +193,19 @@ class Calls:
         self._mismatch = self._mismatch or kind == "schema_mismatch"
         self._output.add(ParseFailure(kind, self.index, offset, recovered))
 
+    def aside(self, text: str, offset: int) -> None:
+        """Text within a call that says nothing of it. It is content after the call's end; where the call is none, all of its
+        text is."""
+        self._asides.append((offset, text))
+
+    def between(self, to: int) -> None:
+        """The text up to this index stands between two calls of a block, or before the first: it is content."""
+        self.end_open()
+        self.fail("bad_header", self._cursor.offset, recovered=True)
+        self._output.content(self._cursor.text[self._cursor.pos : to])
+        self._cursor.advance(to, "content")
+        self.begin()
+
     def end(self) -> None:
         """The open call is whole; the text after it begins at the cursor."""
         if self._pieces is not None and not self._mismatch and not self.parameters(self._name).accepts("".join(self._pieces)):
@@ -199,8 +213,10 @@ class Calls:
         self._output.add(ToolCallEnd(self.index))
         if self._hold:
             self._output.commit()
-        self.is_open = False
-        self._pieces = None
+        for offset, text in self._asides:
+            self._output.content(text)
+            self._cursor.revise(offset, offset + len(text), "content")
+        self._close()
         self.index += 1
         self.whole += 1
         self.begin()
@@ -216,13 +232,16 @@ class Calls:
             self._output.drop(keep_failures=True)
         self._output.add(ParseFailure(kind, self.index if self.is_open else None, offset, False))
         self.index += self.sent
-        self.is_open = False
-        self._pieces = None
+        self._close()
 
     def restore(self, index: int, whole: int) -> None:
         """Forget the calls since then, and the open one."""
         if self.is_open and self._hold:
             self._output.drop(keep_failures=False)
         self.index, self.whole = index, whole
+        self._close()
+
+    def _close(self) -> None:
         self.is_open = False
         self._pieces = None
+        self._asides.clear()

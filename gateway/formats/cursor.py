@@ -74,6 +74,9 @@ class Cursor:
         """Read up to index `to` of `text`."""
         self.pos = to
 
+    def revise(self, start: int, stop: int, kind: Kind) -> None:
+        """What was read from one offset to another was of this kind after all."""
+
     def skip(self, characters: str) -> bool:
         """Read a run of these characters as markup; False if nothing else is there yet."""
         text, at = self.text, self.pos

@@ -200,10 +200,12 @@ def test_every_character_is_accounted_for(each: CompiledFormat) -> None:
         assert "".join(delta.text for delta in deltas if isinstance(delta, ReasoningText)) == text["reasoning"]
         assert "".join(delta.text for delta in deltas if isinstance(delta, ContentText)) == text["content"]
         failures = [delta for delta in deltas if isinstance(delta, ParseFailure)]
-        if text["failure"]:
-            assert any(delta.kind in ("truncated_call", "bad_header") and not delta.recovered for delta in failures)
+        if text["failure"]:  # a call that was cut after the client had deltas of it
+            assert not case.hold
+            assert any(delta.kind == "truncated_call" and not delta.recovered for delta in failures)
         lost = [delta for delta in failures if delta.index is not None and not delta.recovered]
-        if not lost and each.name in ("hermes", "qwen3_coder"):
+        asides = {delta.kind for delta in failures} & {"bad_header", "duplicate_key"}  # content in the middle of a call
+        if not (lost or asides) and each.name in ("hermes", "qwen3_coder"):
             _check_markup(each, spans)
 
     check()

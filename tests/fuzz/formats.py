@@ -1,6 +1,7 @@
 """Coverage-guided fuzzing of every format: `make fuzz`. Outputs are transcripts with markers deleted, repeated and inserted.
 
-What must hold of any output: nothing raises, every character is accounted for once, and any split gives the same deltas.
+What must hold of any output: nothing raises, every character is accounted for once, any split gives the same deltas, and with
+calls held back until they are whole no text of the model is lost.
 """
 
 import sys
@@ -14,7 +15,7 @@ with atheris.instrument_imports(include=["gateway.formats"]):
 
     from gateway.formats import registry
     from gateway.formats.compiled import CompiledFormat
-    from gateway.request import ParseFailure, ToolSpec
+    from gateway.request import ContentText, ParseFailure, ToolSpec
 
 DATA = Path(__file__).parents[1] / "data" / "formats"
 TOOLS = (ToolSpec("look", None, {"properties": {"path": {"type": "string"}, "depth": {"type": "integer"}}}), ToolSpec("noop"))
@@ -49,7 +50,10 @@ def one(given: bytes) -> None:
     raw = changed(data, seeds[data.ConsumeIntInRange(0, len(seeds) - 1)], markers)
     tail = markers[0] if markers and data.ConsumeBool() else ""
     case = run.Case(raw, TOOLS, tail, "length" if data.ConsumeBool() else "stop", hold=data.ConsumeBool())
-    whole, _ = run.accounted(program, case, [raw])
+    whole, spans = run.accounted(program, case, [raw])
+    assert not case.hold or "failure" not in {kind for _, kind in spans}, f"{name}: {raw!r}"
+    content = "".join(delta.text for delta in whole if isinstance(delta, ContentText))
+    assert content == "".join(text for text, kind in spans if kind == "content"), f"{name}: {raw!r}"
     cuts = [data.ConsumeIntInRange(0, len(raw)) for _ in range(data.ConsumeIntInRange(0, 8))]
     pieces, _ = run.accounted(program, case, run.by_cuts(raw, cuts))
     assert pieces == whole, f"{name}: {raw!r} cut at {cuts}"

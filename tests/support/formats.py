@@ -161,6 +161,11 @@ class TracingCursor(Cursor):
             self.spans.append((self.offset, self.base + to, kind))
         super().advance(to, kind)
 
+    def revise(self, start: int, stop: int, kind: Kind) -> None:
+        before = [(first, min(last, start), its) for first, last, its in self.spans if first < start]
+        after = [(max(first, stop), last, its) for first, last, its in self.spans if last > stop]
+        self.spans = [*before, (start, stop, kind), *after]
+
     def rewind(self, offset: int) -> None:
         super().rewind(offset)
         self.spans = [(start, min(end, offset), kind) for start, end, kind in self.spans if start < offset]

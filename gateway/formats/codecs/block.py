@@ -1,10 +1,12 @@
-"""What the readers of blocks have in common: how their states follow each other, and how a block ends."""
+"""What the readers of blocks have in common: how their states follow each other, text between calls, and how a block ends."""
 
 from collections.abc import Callable
 
 from gateway.formats.calls import Calls
-from gateway.formats.cursor import SPACE, Cursor
+from gateway.formats.cursor import SPACE, Cursor, Matcher
 from gateway.formats.spec import Progress
+
+_MAX_BETWEEN = 256  # characters between two calls; after more the block has ended
 
 State = Callable[[Cursor], Progress | None]
 
@@ -20,6 +22,20 @@ class BlockReader:
             progress = self._state(cursor)
             if progress is not None:
                 return progress
+
+
+def text_between(cursor: Cursor, marks: Matcher, opener: str, calls: Calls) -> bool | None:
+    """Whether the text at the cursor stands between two calls, as the next one's opener is the first of the marks after it, and
+    comes soon; it is content then. None if more text must decide."""
+    at, found = marks.find(cursor, cursor.pos)
+    if at - cursor.pos > _MAX_BETWEEN:
+        return False
+    if not found:
+        return False if cursor.final else None
+    if found != opener:
+        return False
+    calls.between(at)
+    return True
 
 
 def end_of_block(cursor: Cursor, closer: str, calls: Calls) -> Progress:

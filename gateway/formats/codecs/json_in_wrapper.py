@@ -4,6 +4,7 @@ Invariant: the arguments reach the client as the model wrote them, character by 
 holds the object (unwrapped once) and null (given as `{}`) are not, and both are counted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
@@ -18,11 +19,12 @@ _MAX_HEAD = 512  # characters in which an object must show that it is a call
 
 @dataclass(frozen=True, slots=True)
 class JsonInWrapper:
-    """`name_key` and `arguments_keys` may stand in any order; `ignored_keys` say nothing; other members are counted
-    `bad_header`. Without a `name_key` each member's key is a name and its value the arguments. `id_key` holds the call's id for
-    families with native ids. `array`: the objects stand in one JSON array, which an opener that ends with `[` has begun, and
-    whose end is the block's end where the block has no closer. With a `separator` another object may follow it. A block that
-    begins without its opener has no closer, but may stand between two `fence`s, the first with `json`."""
+    """`name_key` and `arguments_keys` may stand in any order; `ignored_keys` say nothing; other members are content after the
+    call, counted `bad_header`, and a second name or second arguments `duplicate_key`. Without a `name_key` each member's key is a
+    name and its value the arguments. `id_key` holds the call's id for families with native ids. `array`: the objects stand in one
+    JSON array, which an opener that ends with `[` has begun, and whose end is the block's end where the block has no closer. With
+    a `separator` another object may follow it. A block that begins without its opener has no closer, but may stand between two
+    `fence`s, the first with `json`."""
 
     name_key: str = "name"
     arguments_keys: tuple[str, ...] = ("arguments",)
@@ -133,7 +135,9 @@ class WrapperReader(BlockReader):
         self._in_array = codec.array
         self._value = JsonText()
         self._value_at = 0
-        self._pieces: list[str] = []  # what is held of the value, key or arguments that are read now
+        self._key: str | None = None
+        self._key_at = 0
+        self._pieces: list[str] = []  # what is held of the member that is read now
         self._held_chars = 0
         self._after_value: State = self._member
         self._arguments: JsonArguments
@@ -148,6 +152,13 @@ class WrapperReader(BlockReader):
     def _next(self, cursor: Cursor) -> str:
         """The next character that is no whitespace, unread; "" if there is none yet."""
         return cursor.text[cursor.pos] if cursor.skip(SPACE) else ""
+
+    def _next_in_member(self, cursor: Cursor) -> str:
+        """As `_next`, where the whitespace is held with the member."""
+        start = cursor.pos
+        sign = self._next(cursor)
+        self._pieces.append(cursor.text[start : cursor.pos])
+        return sign
 
     def _invalid(self, cursor: Cursor) -> Damage:
         return Damage("invalid_json", cursor.offset, cursor.offset)
@@ -201,18 +212,30 @@ class WrapperReader(BlockReader):
             return "more"
         if character != '"':
             return self._invalid(cursor)
-        self._read_value(cursor, self._colon)
+        self._read_value(cursor, self._end_of_key)
+        return None
+
+    def _end_of_key(self, cursor: Cursor) -> Progress | None:
+        self._key, self._key_at = self._decoded(), self._value_at
+        self._state = self._colon
         return None
 
     def _colon(self, cursor: Cursor) -> Progress | None:
-        return self._take(cursor, ":", self._choose)
+        sign = self._next_in_member(cursor)
+        if not sign:
+            return "more"
+        if sign != ":":
+            return self._invalid(cursor)
+        cursor.advance(cursor.pos + 1, "markup")
+        self._pieces.append(sign)
+        self._state = self._choose
+        return None
 
     def _choose(self, cursor: Cursor) -> Progress | None:
         """A member's value begins: its key says what to do with it."""
-        if not self._next(cursor):
+        if not self._next_in_member(cursor):
             return "more"
-        key_at, codec = self._value_at, self._codec
-        key = self._decoded()
+        key, codec = self._key, self._codec
         if not codec.name_key:
             return self._named_by_key(cursor, key)
         if key == codec.name_key and self._name is None:
@@ -221,12 +244,12 @@ class WrapperReader(BlockReader):
             self._read_arguments(cursor)
         elif key is not None and key == codec.id_key:
             self._read_value(cursor, self._end_of_id)
-        else:
-            if key == codec.name_key or key in codec.arguments_keys:
-                self._calls.fail("duplicate_key", key_at, recovered=False)
-            elif key not in codec.ignored_keys:
-                self._calls.fail("bad_header", key_at, recovered=False)
+        elif key in codec.ignored_keys:
             self._read_value(cursor, self._end_of_member)
+        else:
+            repeats = key == codec.name_key or key in codec.arguments_keys
+            self._calls.fail("duplicate_key" if repeats else "bad_header", self._key_at, recovered=True)
+            self._read_value(cursor, self._end_of_aside, self._pieces)
         return None
 
     def _named_by_key(self, cursor: Cursor, key: str | None) -> Progress | None:
@@ -242,11 +265,11 @@ class WrapperReader(BlockReader):
         self._arguments = JsonArguments(self._calls, cursor, self._give, held=self._name is None)
         self._state = self._in_arguments
 
-    def _read_value(self, cursor: Cursor, then: State) -> None:
-        """Read and hold one JSON value."""
+    def _read_value(self, cursor: Cursor, then: State, held: Sequence[str] = ()) -> None:
+        """Read and hold one JSON value, beside what is `held` already."""
         self._value = JsonText()
         self._value_at = cursor.offset
-        self._pieces = []
+        self._pieces = [*held]
         self._held_chars = 0
         self._after_value = then
         self._state = self._in_value
@@ -274,6 +297,11 @@ class WrapperReader(BlockReader):
         if self._next(cursor) == "," and not self._codec.name_key:
             self._calls.end()
         return self._take(cursor, ",}", self._member if self._next(cursor) == "," else self._end_of_object)
+
+    def _end_of_aside(self, cursor: Cursor) -> Progress | None:
+        self._calls.aside("".join(self._pieces), self._key_at)
+        self._state = self._end_of_member
+        return None
 
     def _end_of_id(self, cursor: Cursor) -> Progress | None:
         self._native_id = self._decoded()

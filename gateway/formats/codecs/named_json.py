@@ -1,20 +1,19 @@
 """Calls as a header with the name and then the arguments as JSON: `name[ARGS]{…}`, `functions.name:0<…>{…}`, with or without
 markers around each call.
 
-Invariant: as for `json_arguments`. What stands between calls of one block and is no markup is counted `bad_header` and dropped
-where another call follows it; elsewhere it is text.
+Invariant: as for `json_arguments`. Text between calls of one block is content, counted `bad_header`; where no other call follows
+it soon, the block has ended without its closer.
 """
 
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
-from gateway.formats.codecs.block import BlockReader, State
+from gateway.formats.codecs.block import BlockReader, State, text_between
 from gateway.formats.codecs.json_arguments import JsonArguments
 from gateway.formats.cursor import SPACE, Cursor, Matcher, longest_first
 from gateway.formats.spec import Damage, Progress
 
 _MAX_HEADER = 256
-_MAX_NOISE = 256  # characters between two calls; more is text
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,8 @@ class NamedJson:
     id_open: str = ""
     fence_open: tuple[str, ...] = ()
     fence_close: str = ""
-    by_shape: bool = False
     numbered: bool = False
+    by_shape: bool = False
 
     @property
     def bare_openers(self) -> tuple[str, ...]:
@@ -104,7 +103,7 @@ class NamedReader(BlockReader):
         if tag == "":
             return "more"
         if tag is None:
-            return self._noise(cursor)
+            return self._text(cursor)
         if tag != self._codec.call_open:
             return self._end(cursor, tag)
         self._calls.end_open()
@@ -112,14 +111,12 @@ class NamedReader(BlockReader):
         self._state = self._header
         return None
 
-    def _noise(self, cursor: Cursor) -> Progress | None:
-        """Neither a call nor the block's end: dropped only where a call follows soon."""
-        at, tag = self._marks.find(cursor, cursor.pos)
-        if tag == self._codec.call_open and at - cursor.pos <= _MAX_NOISE and not self._bare:
-            self._calls.fail("bad_header", cursor.offset, recovered=False)
-            cursor.advance(at, "failure")
+    def _text(self, cursor: Cursor) -> Progress | None:
+        """Neither a call nor the block's end."""
+        follows = not self._bare and text_between(cursor, self._marks, self._codec.call_open, self._calls)
+        if follows:
             return None
-        if not tag and not cursor.final and at - cursor.pos <= _MAX_NOISE and not (self._bare and self._calls_read):
+        if follows is None:
             return "more"
         if not self._calls_read:
             return Damage("bad_header", self._calls.raw_from, cursor.offset)
@@ -150,6 +147,10 @@ class NamedReader(BlockReader):
             return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
         self._calls.start(name, cursor.offset, native_id)
         self._calls_read += 1
+        kind = header.rpartition(codec.kind_end)[0] if codec.kind_end else ""
+        if len(kind.split()) > 1:
+            self._calls.fail("bad_header", cursor.offset, recovered=True)
+            self._calls.aside(kind, cursor.offset)
         cursor.advance(stop + len(codec.name_end), "markup")
         self._state = self._open_fence if codec.fence_open else self._begin_arguments
         return None

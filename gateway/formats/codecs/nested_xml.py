@@ -8,7 +8,7 @@ typed by the schema at each depth. Only a tag with its prefix is a tag.
 from dataclasses import dataclass, field
 
 from gateway.formats.calls import Calls
-from gateway.formats.codecs.block import BlockReader
+from gateway.formats.codecs.block import BlockReader, text_between
 from gateway.formats.codecs.values import converted, escaped, quoted
 from gateway.formats.cursor import SPACE, Cursor, Matcher
 from gateway.formats.schema import Parameters, Shape
@@ -58,6 +58,8 @@ class NestedReader(BlockReader):
         self._calls = calls
         self._state = self._between
         self._tags = Matcher((codec.prefix,))
+        self._opener = f"{codec.prefix}<{codec.call}"
+        self._marks = Matcher((self._opener, closer))
         self._calls_read = 0
         self._parameters = Parameters(None)
         self._keys: set[str] = set()
@@ -110,6 +112,9 @@ class NestedReader(BlockReader):
                 return "more"
             if not self._calls_read:
                 return Damage("bad_header", self._calls.raw_from, cursor.offset)
+            follows = text_between(cursor, self._marks, self._opener, self._calls)
+            if follows is not False:
+                return None if follows else "more"
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
             return self._end()
         word, _, attributes = inside.partition(" ")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
 from gateway.formats.codecs.attributes import plain, quoted_text, undoubled
-from gateway.formats.codecs.block import BlockReader, State
+from gateway.formats.codecs.block import BlockReader, State, text_between
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
 from gateway.formats.cursor import SPACE, Cursor, Matcher, after_space, longest_first
@@ -113,6 +113,7 @@ class TaggedReader(BlockReader):
         self._around_block = longest_first(around)
         self._between_calls = longest_first((codec.call_open, *codec.around, opener, closer))
         self._in_call = longest_first((codec.key_open, self._call_close, codec.call_open, *codec.around, opener, closer))
+        self._marks = Matcher(self._between_calls)
         self._name_ends = Matcher(("\n", *self._in_call))
         self._plain_ends = Matcher(
             [
@@ -162,10 +163,13 @@ class TaggedReader(BlockReader):
             cursor.advance(cursor.pos + len(tag), "markup")
             self._state = self._header_of_call
             return None
-        if tag is not None and tag == self._closer:
         end = cursor.offset
+        if tag is not None and tag == self._closer:
             cursor.advance(cursor.pos + len(tag), "markup")
         elif self._calls_read and not self._bare:
+            follows = tag is None and text_between(cursor, self._marks, self._codec.call_open, self._calls)
+            if follows is not False:
+                return None if follows else "more"
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
         if not self._calls_read:
             return Damage("missing_name" if tag else "bad_header", self._calls.raw_from, end)
