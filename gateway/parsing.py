@@ -26,9 +26,10 @@ from gateway.request import (
     ToolSpec,
     Usage,
 )
-from gateway.wire.jsonio import Decoder, JsonError, Raw, encode
+from gateway.wire.jsonio import Decoder, JsonError, Raw, encode, without_lone_surrogates
 
 _NO_ID = -1  # of a piece of text that is no marker
+_MENDED = rb"\ufffd"  # in the place of half a character
 _MAX_PIECE = 12  # characters of a random chunk
 Chunks = Callable[[str], Iterable[str]]
 
@@ -40,13 +41,14 @@ class _Function(msgspec.Struct):
 
 
 class _Tool(msgspec.Struct):
-    """A tool, as in a chat request or as the bare function."""
+    """A tool as in a chat request, as the bare function, or as Anthropic's API has it, with `input_schema`."""
 
     type: str | None = None
     function: _Function | None = None
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    input_schema: dict[str, Any] | None = None
 
 
 class Case(msgspec.Struct, kw_only=True):
@@ -69,16 +71,17 @@ _TOOLS: Decoder[list[_Tool]] = Decoder(list[_Tool])
 
 def read_case(line: bytes, defaults: Mapping[str, Any] | None = None) -> Case:
     """One line of `--jsonl`, with `defaults` for the fields that it leaves out. Raises BadRequest with the field."""
+    whole = without_lone_surrogates(line)
     try:
-        fields = _OUTLINE.decode(line)
-        case = _CASE.decode(encode({**(defaults or {}), **fields}))
+        fields = _OUTLINE.decode(whole)
+        for name, value in fields.items():
+            if name not in Case.__struct_fields__:
+                raise BadRequest(f"no such field; known: {', '.join(Case.__struct_fields__)}", param=shown(name))
+            if whole != line and _MENDED in bytes(value):
+                raise BadRequest("half a character is escaped (a lone surrogate)", param=name)
+        return _CASE.decode(encode({**(defaults or {}), **fields}))
     except JsonError as error:
         raise BadRequest(error.message, param=error.path) from None
-    known = Case.__struct_fields__
-    for name in fields:
-        if name not in known:
-            raise BadRequest(f"no such field; known: {', '.join(known)}", param=shown(name))
-    return case
 
 
 def read_tools(data: bytes) -> list[_Tool]:
@@ -96,8 +99,8 @@ def chunking(name: str) -> Chunks:
     if name == "char":
         return iter
     kind, _, seed = name.partition(":")
-    if kind == "random" and seed.isdigit():
-        return lambda text: _random_chunks(text, random.Random(int(seed)))  # noqa: S311  repeatable on purpose
+    if kind == "random" and seed.isascii() and seed.isdigit():
+        return lambda text: _random_chunks(text, random.Random(seed))  # noqa: S311  repeatable on purpose
     raise BadRequest(f"{shown(name)} is not one of one, char, random:SEED", param="chunks")
 
 
@@ -151,17 +154,29 @@ def _deltas(case: Case, form: Format, chunks: Chunks) -> list[Delta]:
 
 def _tokens(raw: str, markers: Mapping[str, int], spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, str]]:
     """The output as tokens: its markers, but for those in the spans, and the text between them."""
-    for begin, end in spans:
-        if not 0 <= begin <= end <= len(raw):
-            raise BadRequest(f"[{begin}, {end}) is no part of raw, which has {len(raw)} characters", param="literal_spans")
-    begun = 0
+    literal = _checked(spans, len(raw))
+    begun = passed = 0
     pattern = "|".join(re.escape(text) for text in sorted(markers, key=len, reverse=True))
     for found in re.finditer(pattern, raw) if pattern else ():
-        if not any(begin < found.end() and found.start() < end for begin, end in spans):
+        while passed < len(literal) and literal[passed][1] <= found.start():
+            passed += 1
+        if passed == len(literal) or found.end() <= literal[passed][0]:
             yield _NO_ID, raw[begun : found.start()]
             yield markers[found[0]], found[0]
             begun = found.end()
     yield _NO_ID, raw[begun:]
+
+
+def _checked(spans: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """The spans in order, without empty ones."""
+    for begin, end in spans:
+        if not 0 <= begin <= end <= size:
+            raise BadRequest(f"[{begin}, {end}) is no part of raw, which has {size} characters", param="literal_spans")
+    ordered = sorted((begin, end) for begin, end in spans if begin < end)
+    for (first, last), (begin, end) in itertools.pairwise(ordered):
+        if begin < last:
+            raise BadRequest(f"[{first}, {last}) and [{begin}, {end}) overlap", param="literal_spans")
+    return ordered
 
 
 def _spec(tool: _Tool, index: int) -> ToolSpec:
@@ -169,7 +184,8 @@ def _spec(tool: _Tool, index: int) -> ToolSpec:
     if function is None and tool.name is None:
         raise BadRequest("a tool needs a name", param=f"tools[{index}].name")
     if function is None:
-        return ToolSpec(tool.name or "", tool.description, tool.parameters)
+        schema = tool.parameters if tool.input_schema is None else tool.input_schema
+        return ToolSpec(tool.name or "", tool.description, schema)
     return ToolSpec(function.name, function.description, function.parameters)
 
 

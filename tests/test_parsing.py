@@ -63,6 +63,36 @@ def test_tools_are_objects_of_a_chat_request_or_bare_functions() -> None:
 
 
 @pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}},
+        {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+        {"name": "f", "description": "Does it.", "input_schema": {"properties": {"a": {"type": "string"}}}},
+    ],
+)
+def test_the_schema_is_read_wherever_a_tool_has_it(tool: dict[str, Any]) -> None:
+    raw = "<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>"
+    assert parsed(format="qwen3_coder", raw=raw, tools=[tool])["tool_calls"][0]["arguments"] == '{"a": "5"}'
+
+
+@pytest.mark.parametrize("chunks", ["one", "char", "random:5"])
+@pytest.mark.parametrize("spans", [None, [[0, 1]]])
+def test_places_are_counted_in_code_points(chunks: str, spans: list[list[int]] | None) -> None:
+    before = "🦙🦙é "
+    told = parsed(chunks, raw=f"{before}<tool_call>{{x}}</tool_call>", literal_spans=spans)
+    assert [(each["kind"], each["offset"]) for each in told["failures"]] == [("invalid_json", len(before) + len("<tool_call>{"))]
+
+
+def test_only_the_markers_that_a_span_touches_are_text() -> None:
+    raw = f"🦙<tool_call>{CALL}"  # the first is text, the second opens a call
+    first = [[1, 12]]
+    for spans in (first, [[11, 12]], [[0, 2]], [[12, 12], *first], [[0, 1], *first]):
+        told = parsed(raw=raw, literal_spans=spans)
+        assert (told["content"], len(told["tool_calls"]), told["failures"]) == ("🦙<tool_call>", 1, [])
+    assert [each["kind"] for each in parsed(raw=raw, literal_spans=[[5, 5]])["failures"]] == ["invalid_json"]
+
+
+@pytest.mark.parametrize(
     ("case", "param"),
     [
         ({"raw": "", "format": "nope"}, "format"),
@@ -71,6 +101,13 @@ def test_tools_are_objects_of_a_chat_request_or_bare_functions() -> None:
         ({"raw": "", "finish_reason": "eos"}, "finish_reason"),
         ({"raw": "", "literal_span": []}, "'literal_span'"),
         ({"raw": "ab", "literal_spans": [[1, 3]]}, "literal_spans"),
+        ({"raw": "🦙b", "literal_spans": [[0, 3]]}, "literal_spans"),
+        ({"raw": "ab", "literal_spans": [[2, 1]]}, "literal_spans"),
+        ({"raw": "ab", "literal_spans": [[-1, 1]]}, "literal_spans"),
+        ({"raw": "abcd", "literal_spans": [[2, 4], [0, 3]]}, "literal_spans"),
+        ({"raw": "abcd", "literal_spans": [[0, "3"]]}, "literal_spans[0][1]"),
+        ({"raw": "a\ud83d"}, "raw"),
+        ({"raw": "", "prompt_tail": "\udd99"}, "prompt_tail"),
         ({"raw": "", "tools": [{"type": "function"}]}, "tools[0].name"),
     ],
 )
@@ -80,10 +117,16 @@ def test_what_is_wrong_is_named(case: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("name", ["", "two", "random", "random:", "random:x"])
+@pytest.mark.parametrize("name", ["", "two", "random", "random:", "random:x", "random:-1", "random:²", "random:٣"])
 def test_unknown_chunks_are_refused(name: str) -> None:
     with pytest.raises(BadRequest, match="one, char, random:SEED"):
         chunking(name)
+
+
+def test_a_seed_may_be_long() -> None:
+    cut = chunking(f"random:{'9' * 5000}")
+    assert "".join(cut(CALL)) == CALL
+    assert list(cut(CALL)) == list(cut(CALL))
 
 
 def test_a_file_that_holds_no_tools_is_refused() -> None:
