@@ -26,9 +26,11 @@ other calls when it comes in other pieces, a call that cannot be read vanishes w
 more a token. Interlock parses it itself, so that one model behaves the same on any engine, streamed or not:
 
 - any split of the output gives the same answer;
-- every character reaches the client as thought, content or arguments, or is a marker, or is counted as a failure with its kind;
+- every character reaches the client as thought, content or arguments, or is markup: text that fits nowhere, between two calls or
+  in one that cannot be read, is content and is counted with its kind;
 - JSON arguments are the model's own bytes; tagged values become JSON once, typed by the tool's schema;
-- a call that the token limit cut is no call: its text is content, and the finish reason is `length`;
+- a call that the token limit cut is no call: its text is content, unless it was streamed as a call already, and the finish reason
+  is `length`;
 - where the engine tells token ids, only the id of a marker is the marker; text that spells it is text.
 
 `format: auto` tells the format from the model's chat template; `format: NAME` takes any name of the table, the engines' names for
@@ -70,8 +72,8 @@ TAIL = """
 chunkings, and counts only strict passes. `make splits` runs our own transcripts in 200 random splits each; `make fuzz` mutates
 them under a coverage-guided fuzzer.
 
-{policies} cases of the suite want the text of a call that the token limit cut to vanish; here it is content. {argued} more are
-answered otherwise on purpose, shown here by outputs of the same kind:
+{policies} cases of the suite want the text of a call that the token limit cut, or text between calls, to vanish; here it is
+content. {argued} more are answered otherwise on purpose, shown here by outputs of the same kind:
 
 | case | an output of its kind | the suite wants | here | why |
 |---|---|---|---|---|
