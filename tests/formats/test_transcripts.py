@@ -112,13 +112,10 @@ def test_a_table_has_a_row_of_every_category(name: str) -> None:
 
 def _impossible(spec: FormatSpec) -> set[str]:
     """The categories that this family's syntax has no example of."""
-    if not spec.blocks and spec.headers is None:
-        return OF_CALLS | OF_THOUGHTS
-    thinks = spec.reasoning is not None or spec.headers is not None
-    json_too = spec.headers is not None or any(
-        type(block.codec) not in NOT_DOUBLE or getattr(block.codec, "json", None) for block in spec.blocks
-    )
-    return (set() if thinks else OF_THOUGHTS) | (set() if json_too else {"double encoding"})
+    calls, thinks = bool(spec.blocks or spec.headers), bool(spec.reasoning or spec.headers)
+    double = spec.headers or any(type(each.codec) not in NOT_DOUBLE or getattr(each.codec, "json", None) for each in spec.blocks)
+    without_calls = set() if calls else OF_CALLS | {"call quoted in a thought"}
+    return without_calls | (set() if thinks else OF_THOUGHTS) | (set() if double else {"double encoding"})
 
 
 def _categories(program: Program, row: dict[str, Any]) -> set[str]:
