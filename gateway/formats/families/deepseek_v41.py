@@ -5,7 +5,7 @@ from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
 
 FORMAT = FormatSpec(
     name="deepseek_v41",
-    aliases=("deepseekv41",),
+    aliases=("deepseekv41", "deepseek-v41"),
     reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
     blocks=(
         Block(

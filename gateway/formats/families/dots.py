@@ -1,11 +1,12 @@
-"""dots.llm: one tag a parameter, or a JSON object, in `<dots_function_call>` tags; without thoughts."""
+"""dots.llm: one tag a parameter, or a JSON object, in `<dots_function_call>` tags; thoughts in `<think>` tags."""
 
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.tagged import Tagged
-from gateway.formats.spec import Block, FormatSpec, Marker
+from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
 
 FORMAT = FormatSpec(
     name="dots",
+    reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
     blocks=(
         Block(
             opener=Marker("<dots_function_call>", token=True),

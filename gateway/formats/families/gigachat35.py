@@ -1,10 +1,12 @@
-"""GigaChat 3.5: one tag a parameter in `｜GCML｜` tags, which say whether the value is a string; without thoughts."""
+"""GigaChat 3.5: one tag a parameter in `｜GCML｜` tags, which say whether the value is a string; thoughts in `<think>` tags that
+the prompt may open."""
 
 from gateway.formats.codecs.tagged import Tagged
-from gateway.formats.spec import Block, FormatSpec, Marker
+from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
 
 FORMAT = FormatSpec(
     name="gigachat35",
+    reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
     blocks=(
         Block(
             opener=Marker("<｜GCML｜tool_calls>"),

@@ -11,7 +11,6 @@ _CALLS = NamedJson(
 )
 FORMAT = FormatSpec(
     name="kimi_k2",
-    aliases=("kimi",),
     reasoning=Reasoning(opener=Marker("<think>", token=True), closer=Marker("</think>", token=True)),
     blocks=(
         Block(
