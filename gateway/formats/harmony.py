@@ -74,7 +74,7 @@ class Harmony(Automaton):
         self._state = self._header
 
     def _header(self) -> bool:
-        """Up to the message's body. Nothing of it is text, if it can be read."""
+        """Up to the message's body. Nothing of it is text, if it holds no more than a header does."""
         cursor, headers = self._cursor, self._headers
         at, literal = self._in_header.find(cursor, cursor.pos)
         if at - cursor.pos > _MAX_HEADER:
@@ -88,8 +88,11 @@ class Harmony(Automaton):
                 return False
             return self._no_header(at, literal)
         self._say_before(at)
-        message = self._read(self._said + cursor.text[cursor.pos : at])
-        if message.channel not in (*headers.thoughts, *headers.content) and not message.recipient:
+        header = self._said + cursor.text[cursor.pos : at]
+        message = self._read(header)
+        if self._holds_text(header):
+            self._say_header(at)
+        elif message.channel not in (*headers.thoughts, *headers.content) and not message.recipient:
             self._fail("bad_header", cursor.offset)
         cursor.advance(at + len(literal), "markup")
         self._open(message)
@@ -102,10 +105,25 @@ class Harmony(Automaton):
         role = cursor.text[cursor.pos : to].split()
         if self._said or self._started or not role or role[0] == ROLE or role[0].startswith(_RECIPIENT):
             return
-        self._fail("bad_header", cursor.offset)
+        self._say_header(to)
+
+    def _say_header(self, to: int) -> None:
+        """What a header, or the text before it, holds up to this index is text; the message begins after it."""
+        self._fail("bad_header", self._cursor.offset)
         self._text(to)
-        self._message_at = cursor.offset
+        self._message_at = self._cursor.offset
         self._calls.begin()
+
+    def _holds_text(self, header: str) -> bool:
+        """Whether there are more words than a role, and on each channel its name, a recipient and a content type."""
+        role, *channels = header.split(self._headers.channel.text)
+        if len(_around_recipient(role)[0]) > 1 or _around_recipient(role)[1]:
+            return True
+        for part in channels:
+            before, after = _around_recipient(part.replace(self._headers.constrain.text, " "))
+            if len(before) > (1 if _RECIPIENT in part else 2) or len(after) > 1:
+                return True
+        return False
 
     def _no_header(self, at: int, literal: str) -> bool:
         """No body follows: what is there is text."""
@@ -162,9 +180,9 @@ class Harmony(Automaton):
         )
 
     def _half_marker(self, text: str) -> bool:
-        """Whether the output was cut in the marker that begins a header."""
-        headers = self._headers
-        return self._cursor.cut and any(marker.text[:-1].startswith(text) for marker in (headers.start, headers.channel))
+        """Whether the output was cut in the marker that begins a header after another message."""
+        begins = (self._headers.start.text[:-1], self._headers.channel.text[:-1])
+        return self._cursor.cut and self._message_at > 0 and any(marker.startswith(text) for marker in begins)
 
     def _read(self, header: str) -> _Message:
         """The channel and the recipient; of several channels the last counts."""
@@ -324,6 +342,12 @@ def _follows_name(text: str, name: str, marker: str) -> bool:
     """Whether this is the name and, after blanks, the beginning of the marker."""
     text = text.strip(SPACE)
     return text.startswith(name) and marker.startswith(text.removeprefix(name).strip(SPACE))
+
+
+def _around_recipient(part: str) -> tuple[list[str], list[str]]:
+    """The words before the recipient, all of them where there is none, and those after it."""
+    before, _, rest = part.partition(_RECIPIENT)
+    return before.split(), rest.split()[1:]
 
 
 def _recipient(part: str) -> str:
