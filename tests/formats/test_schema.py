@@ -1,10 +1,17 @@
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import formats as run
 
+from gateway.formats import registry
+from gateway.formats.codecs.nested_xml import NestedXml
+from gateway.formats.codecs.tagged import Tagged
+from gateway.formats.compiled import CompiledFormat
 from gateway.formats.schema import ALL_KINDS, ANY, MAX_SCHEMA_BYTES, Parameters, Types, kinds_of
+from gateway.request import ToolSpec
 
 STRING = Types(frozenset({"string"}))
 NUMBERS = frozenset({"integer", "number"})
@@ -279,3 +286,108 @@ def test_no_schema_raises(schema: Any) -> None:
     known = Parameters(schema)
     assert known.types("a").kinds <= ALL_KINDS
     assert known.accepts("{}") in (True, False)
+
+
+PARAMETERS = {
+    "properties": {
+        "text": {"type": "string"},
+        "whole": {"type": "integer"},
+        "real": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "none": {"type": "null"},
+        "object": {"type": "object", "properties": {"n": {"type": "integer"}}},
+        "list": {"type": "array", "items": {"type": "integer"}},
+        "nullable": {"type": "integer", "nullable": True},
+        "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "either": {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        "all": {"allOf": [{"type": "integer"}, {"minimum": 0}]},
+        "types": {"type": ["string", "integer"]},
+        "listed": {"enum": ["5", 6, None]},
+        "word": {"enum": ["a", "b"]},
+        "fixed": {"const": 7},
+        "spelled": {"const": "7"},
+        "escaped": {"$ref": "#/$defs/a~1b%20c"},
+        "loop": {"$ref": "#/$defs/loop"},
+        "tree": {"$ref": "#/$defs/tree"},
+        "any": True,
+        "never": False,
+    },
+    "patternProperties": {"^n_": {"type": "integer"}, "^s_": {"type": "string"}},
+    "additionalProperties": {"type": "boolean"},
+    "$defs": {
+        "a/b c": {"type": "integer"},
+        "loop": {"$ref": "#/$defs/loop"},
+        "tree": {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
+    },
+}
+FITS = [
+    *(("text", text, json.dumps(text)) for text in ("007", "null", "true", "-1", "1e5", "", '{"a": 1}', '"q"', "None")),
+    *(("whole", text, text) for text in ("0", "-12", "12345678901234567890123456789", "1e3", "1.0")),
+    *(("real", text, text) for text in ("5", "-1.50E-3", "1E5", "0.10")),
+    *(("flag", text, text) for text in ("true", "false")),
+    ("none", "null", "null"),
+    ("object", '{"n": 1,  "m": [null]}', '{"n": 1,  "m": [null]}'),
+    ("list", "[1, 2]", "[1, 2]"),
+    *((key, text, text) for key in ("nullable", "maybe") for text in ("5", "null")),
+    *((key, "5", "5") for key in ("either", "types", "all", "escaped", "loop", "any")),
+    *((key, "05", '"05"') for key in ("either", "types", "loop", "any")),
+    ("listed", "5", '"5"'),
+    ("listed", "6", "6"),
+    ("listed", "null", "null"),
+    ("word", "a", '"a"'),
+    ("fixed", "7", "7"),
+    ("spelled", "7", '"7"'),
+    ("tree", '{"kids": [{"kids": []}]}', '{"kids": [{"kids": []}]}'),
+    ("n_1", "5", "5"),
+    ("s_1", "5", '"5"'),
+    ("other", "true", "true"),
+]
+MISSES = [
+    *(("whole", text, json.dumps(text)) for text in ("007", "+5", "1_000", "abc", "", "0x1", "1.", "NaN")),
+    *(("whole", text, text) for text in ("1.5", "null", "true", '"5"')),
+    *(("real", text, json.dumps(text)) for text in (".5", "Infinity", "1,5")),
+    *(("real", text, text) for text in ("1e400", "[1]")),
+    *(("flag", text, json.dumps(text)) for text in ("yes", "TRUE", "")),
+    ("flag", "1", "1"),
+    ("none", "nil", '"nil"'),
+    ("object", "{'n': 1}", "\"{'n': 1}\""),
+    ("object", '{"n": NaN}', '"{\\"n\\": NaN}"'),
+    ("object", "[1]", "[1]"),
+    ("object", '{"n": "1"}', '{"n": "1"}'),
+    ("list", '["1"]', '["1"]'),
+    ("maybe", "x", '"x"'),
+    ("all", "-5", "-5"),
+    ("listed", "zz", '"zz"'),
+    ("word", "c", '"c"'),
+    ("fixed", "8", "8"),
+    ("escaped", "05", '"05"'),
+    ("never", "5", "5"),
+    ("n_1", "x", '"x"'),
+    ("other", "5", "5"),
+]
+FAMILIES = {each.name: each.program for each in registry.load().values() if isinstance(each, CompiledFormat)}
+TYPED = [
+    name for name, each in FAMILIES.items() if any(isinstance(block.codec, Tagged | NestedXml) for block in each.spec.blocks)
+]
+
+
+def _call(name: str, key: str, value: str) -> str:
+    """A call in the family's syntax, without what says a type."""
+    block = next(each for each in FAMILIES[name].spec.blocks if isinstance(each.codec, Tagged | NestedXml))
+    codec, opener, closer = block.codec, block.opener.text, block.closer.text if block.closer else ""
+    if isinstance(codec, NestedXml):
+        inside = "".join(codec.prefix + tag for tag in ('<invoke name="f">', f"<{key}>{value}", f"</{key}>", "</invoke>"))
+        return opener + inside + closer
+    assert isinstance(codec, Tagged)
+    parameter = f"{codec.key_open}{key}{codec.key_end}{codec.value_open}{value}{codec.value_close}"
+    return f"{opener}{codec.call_open}f{codec.name_end}{parameter}{codec.call_close if codec.call_open else ''}{closer}"
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("name", TYPED)
+def test_values_are_typed_by_the_schema_in_every_family_without_types_of_its_own(name: str, fits: bool) -> None:
+    tools = (ToolSpec("f", None, PARAMETERS),)
+    for key, text, expected in FITS if fits else MISSES:
+        found = run.fold(run.parse(FAMILIES[name], run.Case(_call(name, key, text), tools)))
+        assert found.calls == (("f", f'{{"{key}": {expected}}}'),)
+        assert found.failures == (() if fits else (("schema_mismatch", True),))
