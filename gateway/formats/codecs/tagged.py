@@ -12,16 +12,16 @@ from gateway.formats.calls import Calls
 from gateway.formats.codecs.attributes import plain, quoted_text, undoubled
 from gateway.formats.codecs.block import BlockReader, State, text_between
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
-from gateway.formats.codecs.values import TEXT, converted, declared_json, escaped, quoted, surely_text
+from gateway.formats.codecs.tagged_value import TaggedValue
+from gateway.formats.codecs.values import quoted
 from gateway.formats.cursor import SPACE, Cursor, Matcher, after_space, longest_first
-from gateway.formats.schema import Parameters, Types
+from gateway.formats.schema import Parameters
 from gateway.formats.spec import Damage, Progress, Reader
 from gateway.wire.text import held_suffix
 
 _MAX_NAME = 256
 _CDATA = "<![CDATA["
 _CDATA_END = "]]>"
-_NO_TEXT = Types(frozenset({"object", "array", "boolean", "null", "integer", "number"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,7 @@ class TaggedReader(BlockReader):
         self._calls_read = 0
         self._parameters = Parameters(None)
         self._keys: set[str] = set()
-        self._types = Types(frozenset())
-        self._declared = False  # the tag itself says that the value is JSON
-        self._value_at = 0
-        self._pieces: list[str] = []
-        self._held_chars = 0
-        self._decided = False
-        self._streams = False
+        self._value: TaggedValue
 
     def _next_tag(self, cursor: Cursor, tags: tuple[str, ...]) -> str | None:
         """The tag after whitespace, unread; "" if more text must decide; None if there is none."""
@@ -279,8 +273,7 @@ class TaggedReader(BlockReader):
             self._calls.fail("duplicate_key", offset, recovered=True)
         self._calls.arguments((", " if self._keys else "{") + f"{quoted(key)}: ")
         self._keys.add(key)
-        self._types = self._parameters.types(key)
-        self._declared = False
+        self._value = TaggedValue(self._calls, self._parameters.types(key), self._codec.literals)
         if said is not None:
             self._declare(said)
         self._state = self._open_value if self._codec.value_open else self._first_line
@@ -293,8 +286,7 @@ class TaggedReader(BlockReader):
         codec = self._codec
         is_text = said == codec.text_flag
         if is_text or not codec.json_flags or said in codec.json_flags:
-            self._declared = not is_text
-            self._types = TEXT if is_text else _NO_TEXT
+            self._value.declare(is_text=is_text)
 
     def _open_flag(self, cursor: Cursor) -> Progress | None:
         tag = self._next_tag(cursor, (self._codec.flag_open,))
@@ -345,59 +337,22 @@ class TaggedReader(BlockReader):
         return None
 
     def _begin_value(self, cursor: Cursor) -> Progress | None:
-        self._value_at = cursor.offset
-        self._pieces = []
-        self._held_chars = 0
-        self._decided = False
-        self._streams = False
-        self._state = self._value
+        self._value.begin(cursor.offset)
+        self._state = self._in_value
         return None
 
-    def _decide(self, first: str) -> None:
-        """A string goes on at once, unless it begins as a value of another type that the schema allows."""
-        self._decided = True
-        if surely_text(first, self._types):
-            self._stream()
-
-    def _stream(self) -> None:
-        self._streams = True
-        self._calls.arguments('"')
-
-    def _value(self, cursor: Cursor) -> Progress | None:
+    def _in_value(self, cursor: Cursor) -> Progress | None:
         at, end = self._find_end(cursor)
-        if not self._decided and at > cursor.pos:
-            self._decide(cursor.text[cursor.pos])
         piece = cursor.text[cursor.pos : at]
         cursor.advance(at, "arguments")
-        if self._streams:
-            self._calls.arguments(escaped(piece))
-        else:
-            self._pieces.append(piece)
-            self._held_chars += len(piece)
-            if self._held_chars > self._calls.held_chars and (too_large := self._overflow()):
-                return too_large
+        if too_large := self._value.add(piece):
+            return too_large
         if not end:
             return "more"
         return self._end_value(cursor, end)
 
-    def _overflow(self) -> Damage | None:
-        if "string" not in self._types.kinds:
-            return Damage("value_too_large", self._value_at, self._value_at + self._calls.held_chars)
-        self._calls.fail("value_too_large", self._value_at, recovered=True)
-        self._stream()
-        self._calls.arguments(escaped("".join(self._pieces)))
-        self._pieces = []
-        return None
-
     def _end_value(self, cursor: Cursor, end: str) -> Progress | None:
-        if self._streams:
-            self._calls.arguments('"')
-        else:
-            text = "".join(self._pieces)
-            text, fits = declared_json(text) if self._declared else converted(text, self._types, self._codec.literals)
-            if not fits:
-                self._calls.fail("schema_mismatch", self._value_at, recovered=True)
-            self._calls.arguments(text)
+        self._value.end()
         if end.endswith(self._codec.value_close):
             cursor.advance(cursor.pos + len(end), "markup")
         else:
