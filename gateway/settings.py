@@ -257,7 +257,8 @@ class ModelSettings(_Settings):
     @classmethod
     def _known_format(cls, value: str, info: ValidationInfo) -> str:
         formats = _context(info).formats
-        if formats is not None and value not in (known := {AUTO_FORMAT, ENGINE_FORMAT, *formats}):
+        if formats is not None and value not in (AUTO_FORMAT, ENGINE_FORMAT) and value not in formats:
+            known = {AUTO_FORMAT, ENGINE_FORMAT, *formats}
             raise _wrong(f"unknown format{_hint(value, known)}; known: {', '.join(sorted(known))}")
         return value
 

@@ -34,7 +34,8 @@ more a token. Interlock parses it itself, so that one model behaves the same on 
 - where the engine tells token ids, only the id of a marker is the marker; text that spells it is text.
 
 `format: auto` tells the format from the model's chat template; `format: NAME` takes any name of the table, the engines' names for
-their parsers included. `interlock parse --format NAME < RAW` shows what a format makes of an output.
+their parsers included, and `hy_v3:SUFFIX` where the tags of a checkpoint have a suffix of its own (`<tool_calls:SUFFIX>`).
+`interlock parse --format NAME < RAW` shows what a format makes of an output.
 
 ## How one is added
 

@@ -91,6 +91,9 @@ class Format(Protocol):
     def thought_closer(self) -> str:
         """The text that ends a thought, after which the answer goes on; empty where the format has no thoughts."""
 
+    def suffix_in(self, text: str) -> str:
+        """The suffix that this format's tags have in a text; empty where they have none."""
+
     def reads_as(self, other: "Format", *, thoughts: bool) -> bool:
         """Whether the two differ in nothing but their names and, where that does not matter, their `thoughts`."""
 

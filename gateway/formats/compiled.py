@@ -8,6 +8,7 @@ from gateway.formats.harmony import ROLE, Harmony
 from gateway.formats.machine import Machine
 from gateway.formats.program import DEFAULT_HELD_CHARS, Program, compile_program
 from gateway.formats.spec import FormatSpec
+from gateway.formats.suffix import suffix_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,10 @@ class CompiledFormat:
         spec = self.program.spec
         if spec.headers is not None:
             return spec.headers.thoughts[0]
-        return spec.reasoning.closer.text if spec.reasoning is not None else ""
+        if spec.reasoning is None:
+            return ""
+        # An end that every message has tells nothing.
+        return (spec.reasoning.opener if spec.reasoning.repeats else spec.reasoning.closer).text
 
     @property
     def thought_closer(self) -> str:
@@ -53,6 +57,10 @@ class CompiledFormat:
         if spec.headers is not None:
             return f"{spec.headers.ends[0].text}{spec.headers.start.text}{ROLE}"
         return spec.reasoning.closer.text if spec.reasoning is not None else ""
+
+    def suffix_in(self, text: str) -> str:
+        """The suffix that this format's tags have in a text; empty where they have none."""
+        return suffix_in(self.program.spec, text)
 
     def reads_as(self, other: Format, *, thoughts: bool) -> bool:
         """Whether the two differ in nothing but their names and, where that does not matter, their `thoughts`."""

@@ -143,6 +143,7 @@ class FormatSpec:
     `prompt_begins`: what the prompt may end with though it begins the answer's first marker, a transparent one or an opener.
     `names_before_call`: between the last marker and a call's opener, or one of `named`, the call's name may stand, as markup.
     `tokens` are special tokens that are no markers but parts of them.
+    `suffixed`: a checkpoint may write each tag with a suffix of its own, `<x:suffix>` (`gateway.formats.suffix`).
     `call_ids`: `random` ids are the gateway's; `nine_alnum` are nine letters or digits; `native` stand in the output.
     """
 
@@ -153,6 +154,7 @@ class FormatSpec:
     blocks: tuple[Block, ...] = ()
     transparent: tuple[Marker, ...] = ()
     tokens: tuple[str, ...] = ()
+    suffixed: bool = False
     newlines_before_call: int = 0
     prompt_begins: str = ""
     names_before_call: bool = False

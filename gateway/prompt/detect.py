@@ -37,14 +37,13 @@ class FormatUnknown(Exception):
 def detect_format(prompter: Prompter, template: str, formats: Mapping[str, Format]) -> Format:
     """The format of the model behind `prompter` (`tools: native`), whose template's source is given. Raises FormatUnknown."""
     can = prompter.capabilities
-    own = [each for each in {each.name: each for each in formats.values()}.values() if each.name != PLAIN]
-    signs = {each.thought_sign for each in own if each.thought_sign}
+    signs = {each.thought_sign for each in _candidates(formats, "") if each.thought_sign}
     thinks = can.reasoning is not None or any(sign in template for sign in signs)
     if can.tools != "yes" or can.tool_calls != "yes":
         if thinks:
             raise FormatUnknown("the model thinks, but its template shows no tool calls to tell its format by: name the format")
         return formats[PLAIN]
-    fitting = _fitting(prompter, template, own, thinks=thinks)
+    fitting = _fitting(prompter, template, formats, thinks=thinks)
     if not fitting or not all(each.reads_as(fitting[0], thoughts=thinks) for each in fitting):
         names = f" ({', '.join(each.name for each in fitting)})" if fitting else ""
         raise FormatUnknown(
@@ -54,13 +53,19 @@ def detect_format(prompter: Prompter, template: str, formats: Mapping[str, Forma
     return max(fitting, key=lambda each: len(each.aliases))  # the one that most models are said to write
 
 
-def _fitting(prompter: Prompter, template: str, own: Sequence[Format], *, thinks: bool) -> list[Format]:
+def _candidates(formats: Mapping[str, Format], written: str) -> list[Format]:
+    """Each format once, and again with the suffix that its tags have in what the template has written."""
+    own = [each for each in {each.name: each for each in formats.values()}.values() if each.name != PLAIN]
+    return own + [formats[f"{each.name}:{suffix}"] for each in own if (suffix := each.suffix_in(written))]
+
+
+def _fitting(prompter: Prompter, template: str, formats: Mapping[str, Format], *, thinks: bool) -> list[Format]:
     """The formats that read the template's call; of those the ones that explain most of the template."""
     opening = prompter.capabilities.opening
     written = _written(prompter, None)
-    fitting = [each for each in own if _reads(each, written, opening) is not None]
+    fitting = [each for each in _candidates(formats, written) if _reads(each, written, opening) is not None]
     if thinks:
-        fitting = [each for each in fitting if each.thought_sign and each.thought_sign in template]
+        fitting = [each for each in fitting if _shows_thoughts(each, template)]
     if len(fitting) > 1:
         unknown = {each.name: sum(text not in template for text in each.spelled) for each in fitting}
         fitting = [each for each in fitting if unknown[each.name] == min(unknown.values())]
@@ -69,6 +74,12 @@ def _fitting(prompter: Prompter, template: str, own: Sequence[Format], *, thinks
         exact = {each.name: mark and _keeps(each, mark, after) for each in fitting}
         fitting = [each for each in fitting if exact[each.name]] or fitting
     return fitting
+
+
+def _shows_thoughts(candidate: Format, template: str) -> bool:
+    """Whether the template holds the candidate's sign of a thought; a suffix it may put in by itself."""
+    sign = candidate.thought_sign
+    return bool(sign) and (sign in template or (":" in candidate.name and sign.partition(":")[0] in template))
 
 
 def _keeps(candidate: Format, text: str, after: str) -> bool:

@@ -43,3 +43,24 @@ def test_an_engines_name_for_its_parser_is_a_name_here(name: str) -> None:
 )
 def test_an_alias_is_the_format_itself(alias: str, name: str) -> None:
     assert FORMATS[alias] is FORMATS[name]
+
+
+def test_a_format_has_any_suffix_in_its_tags() -> None:
+    form = FORMATS["hy_v4:6f-a.1"]
+    assert form.name == "hy_v3:6f-a.1"
+    assert "<tool_calls:6f-a.1>" in form.visible
+    assert "</arg_value:6f-a.1>" in form.visible
+    assert FORMATS["hy_v3:opensource"].reads_as(FORMATS["hy_v3_opensource"], thoughts=True)
+    assert not form.reads_as(FORMATS["hy_v3"], thoughts=True)
+
+
+@pytest.mark.parametrize("name", ["hy_v3:", "hy_v3:a b", "hy_v3:<x>", "hermes:x", "none_such:x", "none_such"])
+def test_what_is_no_suffix_is_no_format(name: str) -> None:
+    assert name not in FORMATS
+    with pytest.raises(KeyError):
+        FORMATS[name]
+
+
+def test_the_list_of_formats_has_no_suffixes() -> None:
+    assert len(FORMATS) == len(list(FORMATS))
+    assert not [name for name in FORMATS if ":" in name]

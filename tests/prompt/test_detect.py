@@ -57,6 +57,85 @@ KNOWN = {
 THINKS = "{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}\n"
 
 
+# Templates of our own that write as these models do. TURN is an assistant's turn, OPENING what the model goes on after.
+SPEAKS = """
+{%- if tools %}[tools]{% for tool in tools %}{{ tool.function | tojson }}
+{% endfor %}[/tools]{% endif -%}
+{%- for message in messages -%}
+    {%- if message.role == 'assistant' %}TURN{% else -%}
+        {{- '<|start|>' ~ message.role ~ '<|message|>' ~ message.content ~ '<|eot|>' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}OPENING{% endif -%}
+"""
+IFM_VALUES = """
+{{- call.function.name ~ '\\n' -}}
+{%- for key, value in call.function.arguments.items() -%}
+    {{- '<ifm|arg_key>' ~ key ~ '</ifm|arg_key>\\n' -}}
+    {{- '<ifm|arg_value>' ~ (value if value is string else value | tojson) ~ '</ifm|arg_value>\\n' -}}
+{%- endfor -%}"""
+IFM_JSON = """{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}"""
+K2_HORIZON = """
+{{- '<|start|>assistant<|message|><ifm|think>\\n' ~ (message.reasoning_content or '') ~ '</ifm|think>' -}}
+{{- message.content or '' -}}
+{%- if message.tool_calls %}<ifm|tool_calls>
+    {%- for call in message.tool_calls -%}
+        {{- '\\n<ifm|tool_call>' }}CALL{{ '</ifm|tool_call>' -}}
+    {%- endfor -%}
+{{- '\\n</ifm|tool_calls>' }}{% endif -%}
+{{- '<|eot|>' -}}"""
+MUSE = """
+{%- if message.reasoning_content -%}
+    {{- '<|start|>assistant to=self<|message|>' ~ message.reasoning_content ~ '<|eom|>' -}}
+{%- endif -%}
+{%- if message.content %}{{ '<|start|>assistant to=user<|message|>' ~ message.content ~ '<|eot|>' }}{% endif -%}
+{%- for call in message.tool_calls or [] -%}
+    {{- '<|start|>assistant to=' ~ call.function.name ~ '<|message|><atem:function_calls>\\n' -}}
+    {{- '<atem:invoke name="' ~ call.function.name ~ '">\\n' -}}
+    {%- for key, value in call.function.arguments.items() -%}
+        {{- '<atem:parameter name="' ~ key ~ '">' ~ (value if value is string else value | tojson) ~ '</atem:parameter>\\n' -}}
+    {%- endfor -%}
+    {{- '</atem:invoke>\\n</atem:function_calls><|eom|>' -}}
+{%- endfor -%}"""
+FUNCTIONARY = """
+{{- '<|start|>assistant<|message|>' -}}
+{%- if message.content %}{{ '>>>all\\n' ~ message.content }}{% endif -%}
+{%- for call in message.tool_calls or [] -%}
+    {{- '>>>' ~ call.function.name ~ '\\n' ~ (call.function.arguments | tojson) -}}
+{%- endfor -%}
+{{- '<|eot|>' -}}"""
+HUNYUAN = """
+{%- set x = ':5f' -%}
+{{- '<|start|>assistant<|message|><think{}>'.format(x) ~ (message.reasoning_content or '') ~ '</think{}>'.format(x) -}}
+{{- message.content or '' -}}
+{%- if message.tool_calls -%}
+    {{- '\\n<tool_calls{}>\\n'.format(x) -}}
+    {%- for call in message.tool_calls -%}
+        {{- '<tool_call{}>'.format(x) ~ call.function.name ~ '\\n' -}}
+        {%- for key, value in call.function.arguments.items() -%}
+            {{- '<arg_key{0}>{1}</arg_key{0}>\\n<arg_value{0}>{2}</arg_value{0}>\\n'.format(x, key, value) -}}
+        {%- endfor -%}
+        {{- '</tool_call{}>\\n'.format(x) -}}
+    {%- endfor -%}
+    {{- '</tool_calls{}>'.format(x) -}}
+{%- endif -%}
+{{- '<|eot|>' -}}"""
+INKLING = """
+{%- if message.reasoning_content -%}
+    {{- '<|message_model|><|content_thinking|>' ~ message.reasoning_content ~ '<|end_message|>' -}}
+{%- endif -%}
+{%- if message.content %}{{ '<|message_model|><|content_text|>' ~ message.content ~ '<|end_message|>' }}{% endif -%}
+{%- for call in message.tool_calls or [] -%}
+    {{- '<|message_model|>' ~ call.function.name ~ '<|content_invoke_tool_json|>' -}}
+    {"name": "{{ call.function.name }}", "args": {{ call.function.arguments | tojson }}}{{ '<|end_message|>' -}}
+{%- endfor -%}
+{{- '<|content_model_end_sampling|>' -}}"""
+
+
+def speaks(turn: str, opening: str = "<|start|>assistant<|message|>") -> str:
+    return SPEAKS.replace("TURN", turn).replace("OPENING", opening)
+
+
 def prompter(source: str) -> Prompter:
     files = replace(model_files("echo"), templates={DEFAULT: source}, context_tokens=None)
     return Prompter(files, tools="native", syntax=None, clock=fixed_clock)
@@ -75,6 +154,14 @@ def detected(source: str) -> str:
         (TAGGED.replace("{{- message.content or", THINKS + "{{- message.content or"), "qwen35"),
         (template_text("echo"), "plain"),
         (template_text("strict"), "plain"),
+        (speaks(K2_HORIZON.replace("CALL", IFM_VALUES), "<|start|>assistant<|message|><ifm|think>\n"), "k2_horizon"),
+        (speaks(K2_HORIZON.replace("CALL", IFM_JSON), "<|start|>assistant<|message|><ifm|think>\n"), "k2_horizon"),
+        (speaks(MUSE, "<|start|>assistant"), "muse_glimmer"),
+        (speaks(FUNCTIONARY, "<|start|>assistant<|message|>>>>"), "functionary_v32"),
+        (speaks(HUNYUAN, "<|start|>assistant<|message|>"), "hy_v3:5f"),
+        (speaks(HUNYUAN.replace("{}>", ":opensource>").replace("':5f'", "':opensource'")), "hy_v3_opensource"),
+        (speaks(HUNYUAN.replace("{}>", ">").replace("':5f'", "''")), "hy_v3"),
+        (speaks(INKLING, "<|message_model|>"), "inkling"),
     ],
 )
 def test_what_the_template_writes_is_read_back_by_one_format(source: str, name: str) -> None:

@@ -1,4 +1,5 @@
-"""HY 3 and 4: a pair of tags for each key and each value in a section of calls; HY 3 ends the name with `<tool_sep>`."""
+"""HY 3 and 4 (`hy_v3:SUFFIX` where the checkpoint's tags have a suffix): a pair of tags for each key and each value in a section
+of calls; HY 3 ends the name with `<tool_sep>`."""
 
 from gateway.formats.codecs.tagged import Tagged
 from gateway.formats.spec import Block, FormatSpec, Marker, Reasoning
@@ -25,6 +26,7 @@ FORMAT = FormatSpec(
         ),
     ),
     newlines_before_call=1,
+    suffixed=True,
     tokens=(
         "<tool_call>",
         "</tool_call>",
