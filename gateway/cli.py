@@ -137,7 +137,7 @@ def parse(
             return
     except BadRequest as error:
         _fail(f"{_option(error.param or '')}: {error.message}", 2)
-    for number, line in enumerate(sys.stdin.buffer.read().splitlines(), 1):
+    for number, line in enumerate(sys.stdin.buffer, 1):
         if not line.strip():
             continue
         try:

@@ -377,6 +377,19 @@ def test_the_options_of_parse_fill_what_a_line_leaves_out() -> None:
     assert (code, [message["reasoning"] for message in messages]) == (0, ["a", None])
 
 
+def test_parse_answers_each_line_before_it_waits_for_the_next() -> None:
+    command = [interlock(), "parse", "--jsonl", "--format", "plain"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parsing:
+        assert parsing.stdin is not None
+        assert parsing.stdout is not None
+        for word in ("a", "b"):
+            parsing.stdin.write(json.dumps({"raw": word}).encode() + b"\n")
+            parsing.stdin.flush()
+            assert json.loads(parsing.stdout.readline())["content"] == word
+        parsing.stdin.close()
+    assert parsing.returncode == 0
+
+
 def test_parse_refuses_what_is_no_text() -> None:
     code, messages, errors = parse_command("--format", "plain", said=b"\xff")
     assert (code, messages, errors) == (2, [], "interlock: standard input: not UTF-8 at byte 0\n")
