@@ -101,7 +101,7 @@ class PythonReader(BlockReader):
         if self._listed and sign == "]":
             return self._end_of_list(cursor)
         name, stop = _name_at(cursor.text, cursor.pos)
-        if stop == len(cursor.text) and not cursor.final and name:
+        if stop == len(cursor.text) and name:
             return "more"
         if not name or not cursor.text.startswith("(", stop):
             return Damage("bad_header" if name else "missing_name", cursor.offset, cursor.offset)
@@ -121,7 +121,7 @@ class PythonReader(BlockReader):
             return self._end_of_call(cursor)
         key, stop = _name_at(cursor.text, cursor.pos)
         after = after_space(cursor.text, stop)
-        if after == len(cursor.text) and not cursor.final and key:
+        if after == len(cursor.text) and key:
             return "more"
         if not key or not cursor.text.startswith("=", after):
             return self._invalid(cursor)
@@ -136,8 +136,6 @@ class PythonReader(BlockReader):
 
     def _in_value(self, cursor: Cursor) -> Progress | None:
         cursor.advance(self._value.scan(cursor.text, cursor.pos), "arguments")
-        if cursor.pos == len(cursor.text) and cursor.final:
-            self._value.finish()
         self._calls.arguments(self._value.take())
         if self._value.repeated:
             self._calls.fail("duplicate_key", cursor.offset, recovered=True)

@@ -203,11 +203,6 @@ class PythonText:
         self._end_word()
         return stop
 
-    def finish(self) -> None:
-        """No more text, or none that belongs to the value: a number has no other end."""
-        if self._state == self._word and not self.done:
-            self._end_word()
-
     def _end_word(self) -> None:
         written = _WORDS.get(self._token) or _number(self._token)
         if written is None:
