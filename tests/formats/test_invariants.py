@@ -211,6 +211,20 @@ def test_every_character_is_accounted_for(each: CompiledFormat) -> None:
     check()
 
 
+@pytest.mark.parametrize("each", CASES)
+def test_words_put_anywhere_reach_the_client(each: CompiledFormat) -> None:
+    """But for those among a tag's attributes, which are markup with their tag."""
+    rows = yaml.safe_load((DATA / f"{each.name}.yaml").read_text(encoding="utf-8"))
+    for raw in (row["raw"] for row in rows if row["name"] in ("single", "parallel")):
+        attributes = [found.span() for found in re.finditer(r'\w* ?(?: ?\w+="[^"]*")+', raw)]
+        for at in range(len(raw)):
+            if any(start <= at <= end for start, end in attributes):
+                continue
+            found = run.fold(run.parse(each.program, run.Case(f"{raw[:at]} two words {raw[at:]}", TOOLS)))
+            told = "\n".join((found.reasoning, found.content, *(text for call in found.calls for text in call)))
+            assert "two words" in told, raw[:at]
+
+
 def _check_markup(each: CompiledFormat, spans: Sequence[tuple[str, str]]) -> None:
     """Nothing but markers, whitespace and the codec's own syntax is markup."""
     whole = "".join({"markup": text, "arguments": "\0"}.get(kind, "\1") for text, kind in spans)
