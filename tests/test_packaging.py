@@ -85,7 +85,7 @@ def test_every_import_of_the_tests_is_stated_too() -> None:
     assert names(extras["dev"]) - TOOLS - DATA <= distributions("tests", "scripts")
 
 
-@pytest.mark.parametrize("file", ["run.txt", "dev.txt", "model.txt"])
+@pytest.mark.parametrize("file", ["run.txt", "dev.txt", "model.txt", "sglang.txt"])
 def test_locks_have_hashes_and_no_addresses(file: str) -> None:
     text = (ROOT / "requirements" / file).read_text()
     pins = re.findall(r"^[a-z0-9._-]+==\S+.*?(?=^[a-z0-9]|\Z)", text, re.MULTILINE | re.DOTALL)

@@ -1,26 +1,22 @@
 """Time is linear: the Python calls a token, and the text that the cursor moves a token, do not grow with the output."""
 
-import importlib.util
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from perf import bench_formats as bench
+from support import formats as run
 
 from gateway.formats import registry
 from gateway.formats.base import Format, ParseOptions
 from gateway.formats.compiled import CompiledFormat, automaton
 from gateway.formats.cursor import Cursor
 from gateway.request import Delta, ParseFailure, ReasoningText, ToolCallEnd, ToolSpec, Usage
+from gateway.wire import jsonio
 
-_SPEC = importlib.util.spec_from_file_location("bench_formats", Path(__file__).parents[1] / "perf" / "bench_formats.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-bench = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(bench)
-
+pytestmark = pytest.mark.no_cover  # what is counted here is counted twice as fast without, and other tests run the same code
 FORMATS: list[Format] = list({each.name: each for each in registry.load().values()}.values())
 MODES = [pytest.param(each, mode, id=f"{each.name}-{mode}") for each in FORMATS for mode in bench.outputs(each, 1)]
 TOOLS = (ToolSpec("write", None, {"type": "object", "properties": {"text": {"type": "string"}, "rows": {"type": "array"}}}),)
@@ -74,6 +70,18 @@ def test_every_family_is_measured_with_all_that_it_writes() -> None:
         calls = {"string", "rows"} if spec.blocks or spec.headers else set()
         thoughts = {"reasoning"} if spec.reasoning or spec.headers else set()
         assert set(bench.outputs(form, 1)) == {"content"} | calls | thoughts
+
+
+@pytest.mark.parametrize("form", [pytest.param(form, id=form.name) for form in FORMATS if "string" in bench.outputs(form, 1)])
+def test_the_call_that_is_measured_beside_others_parsers_holds_the_text(form: Format) -> None:
+    assert isinstance(form, CompiledFormat)
+    text = bench.text_of(100, bench.LINE + "\\ \" \\n' <\n")
+    raw = bench.one_call(form, text)
+    tokens = bench.with_markers(form, raw)
+    assert "".join(tokens) == raw
+    whole = run.fold(run.parse(form.program, run.Case(raw, (bench.LOOK,)), tokens))
+    ((name, arguments),) = whole.calls
+    assert (name, jsonio.decode(arguments), whole.content) == ("look", {"path": text}, "")
 
 
 @pytest.mark.parametrize(("form", "mode"), MODES)
