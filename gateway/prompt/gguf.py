@@ -44,8 +44,14 @@ _LENGTH = struct.Struct("<Q")
 
 def read_metadata(buffer: bytes | bytearray | memoryview) -> dict[str, Value]:
     """The key-value pairs at the head of a GGUF file. Raises ModelFileError. The tensors are not looked at."""
+    return read_head(buffer)[0]
+
+
+def read_head(buffer: bytes | bytearray | memoryview) -> tuple[dict[str, Value], int]:
+    """As `read_metadata`, with the number of bytes that they take, from the file's beginning on."""
     with memoryview(buffer) as whole, whole.cast("B") as view:
-        return _Reader(view).metadata()
+        reader = _Reader(view)
+        return reader.metadata(), reader.at
 
 
 def get(metadata: Metadata, key: str, kind: type[T]) -> T | None:
@@ -70,7 +76,7 @@ class _Reader:
     def __init__(self, view: memoryview) -> None:
         self._view = view
         self._size = len(view)
-        self._at = 0
+        self.at = 0
         self._items_left = MAX_ITEMS
 
     def metadata(self) -> dict[str, Value]:
@@ -87,7 +93,7 @@ class _Reader:
     def _header(self) -> None:
         if self._size < 4 or self._view[:4] != MAGIC:
             raise ModelFileError("This is not a GGUF file: it does not begin with 'GGUF'.")
-        self._at = 4
+        self.at = 4
         version = self._number("I", 4, "the version")
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -96,13 +102,13 @@ class _Reader:
         self._number("Q", 8, "the number of tensors")
 
     def _need(self, size: int, what: str) -> None:
-        if size > self._size - self._at:
-            raise ModelFileError(f"The GGUF file is cut off or damaged: at byte {self._at}, {shown(what)} needs {size} bytes.")
+        if size > self._size - self.at:
+            raise ModelFileError(f"The GGUF file is cut off or damaged: at byte {self.at}, {shown(what)} needs {size} bytes.")
 
     def _number(self, code: str, size: int, what: str) -> Any:
         self._need(size, what)
-        (value,) = struct.unpack_from("<" + code, self._view, self._at)
-        self._at += size
+        (value,) = struct.unpack_from("<" + code, self._view, self.at)
+        self.at += size
         return value
 
     def _length(self, what: str, limit: int) -> int:
@@ -114,8 +120,8 @@ class _Reader:
     def _string(self, what: str, limit: int = MAX_STRING_BYTES) -> str:
         size = self._length(f"bytes of {shown(what)}", limit)
         self._need(size, what)
-        begin, self._at = self._at, self._at + size
-        return self._text(begin, self._at, what)
+        begin, self.at = self.at, self.at + size
+        return self._text(begin, self.at, what)
 
     def _text(self, begin: int, end: int, what: str) -> str:
         try:
@@ -150,25 +156,25 @@ class _Reader:
             return [self._array(key, depth + 1) for _ in range(count)]
         code, size = self._kind(kind, key)
         self._need(count * size, key)
-        values = list(struct.unpack_from(f"<{count}{code}", self._view, self._at))
-        self._at += count * size
+        values = list(struct.unpack_from(f"<{count}{code}", self._view, self.at))
+        self.at += count * size
         return values
 
     def _strings(self, count: int, key: str) -> list[str]:
         """A vocabulary has hundreds of thousands of strings, so that this loop is written flat."""
         self._need(count * 8, key)
-        view, size, at = self._view, self._size, self._at
+        view, size, at = self._view, self._size, self.at
         unpack: Callable[..., tuple[int]] = _LENGTH.unpack_from
         strings: list[str] = []
         for _ in range(count):
             if size - at < 8:
-                self._at = at
+                self.at = at
                 self._need(8, key)
             begin = at + 8
             at = begin + unpack(view, at)[0]
             if at > size:
-                self._at = begin
+                self.at = begin
                 self._need(at - begin, key)
             strings.append(self._text(begin, at, key))
-        self._at = at
+        self.at = at
         return strings

@@ -5,6 +5,7 @@ Where several say the same thing, one is followed, as transformers does; where t
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,10 @@ _PROCESSOR_TEMPLATE = "chat_template.json"
 _VOCABULARY = "tokenizer.json"
 _TEKKEN = "tekken.json"
 _PIECES = "tokenizer.model"
+_FILES = (
+    *(_TEMPLATE, _PROCESSOR_TEMPLATE, _SETTINGS, _OLDER_SETTINGS, _ADDED, _CONFIG, _GENERATION),
+    *(_VOCABULARY, _TEKKEN, _PIECES),
+)
 _CONTEXT = "max_position_embeddings"
 _OF_MODEL = (_CONTEXT, "vocab_size", "bos_token_id")  # its text model's part may say these too; end tokens all count
 _MAX_ID_DIGITS = len(str(MAX_TOKENS))
@@ -79,7 +84,14 @@ def read_directory(path: Path) -> ModelFiles:
             *_end_conflicts(ends, tokenizer),
             *_id_conflicts(settings, tokenizer),
         ),
+        hashes={name: sha256((path / name).read_bytes()).hexdigest() for name in _read(path)},
     )
+
+
+def _read(path: Path) -> list[str]:
+    """The names of the files that are there and say something."""
+    more = sorted(f"{_MORE_TEMPLATES}/{file.name}" for file in (path / _MORE_TEMPLATES).glob("*.jinja"))
+    return [*(name for name in _FILES if (path / name).exists()), *more]
 
 
 def _settings(path: Path) -> _Settings:

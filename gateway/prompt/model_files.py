@@ -1,7 +1,7 @@
 """What a model's own files say about speaking to it, whatever files they are."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from gateway.errors import ModelFileError, shown
@@ -17,7 +17,8 @@ class ModelFiles:
     """`templates` are the chat templates by name, `default` always among them; `specials` the texts that templates know as
     `bos_token`, `eos_token` and so on; `stop_ids` the union of every declared end token. `bos`: the text that a prompt should
     begin with, by the files: writing it is left to the template. `context_tokens` is None where the files do not say.
-    `conflicts`: where the files contradict each other, and which of them is followed, a sentence each.
+    `conflicts`: where the files contradict each other, and which of them is followed, a sentence each. `hashes` are the SHA-256
+    of all that was read, by its name.
     """
 
     templates: Mapping[str, str]
@@ -27,6 +28,7 @@ class ModelFiles:
     bos: str | None
     context_tokens: int | None
     conflicts: tuple[str, ...] = ()
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     def digest(self) -> str:
         """The same for the same renderings, however the files are kept. Takes a fraction of the time of reading them."""

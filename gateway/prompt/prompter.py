@@ -20,6 +20,7 @@ from gateway.prompt.conversation import Turn, sure_texts, turns
 from gateway.prompt.model_files import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.normalize import fit, fit_kwargs, thinking_switch, tool_dict
 from gateway.prompt.probe import Capabilities, probe, shown_thinking
+from gateway.prompt.profile import Profile
 from gateway.prompt.proof import claims
 from gateway.prompt.renderer import ControlTokens, Draft, Renderer, Rendering, refuse_over
 from gateway.prompt.thought_end import ThoughtEnd, thought_end
@@ -49,8 +50,9 @@ class Plan:
 class Prompter:
     """Speaks to one model. Calls may come from several threads where `guard`, a lock, keeps its cache whole.
 
-    `control_tokens` as for `Renderer`. `stop_ids` are the declared end tokens and the turn end that the templates write;
-    `warnings` are what the operator should know of the model's files.
+    `control_tokens` as for `Renderer`. What a `profile` says is followed, else the templates are probed. `turn_ends` are the
+    tokens with which the templates end the model's turn, by their text; `stop_ids` are the profile's, else the declared end
+    tokens and those. `warnings` are what the operator should know of the model's files.
     """
 
     def __init__(
@@ -63,23 +65,38 @@ class Prompter:
         seconds: Callable[[], float] | None = None,
         guard: AbstractContextManager[object] | None = None,
         control_tokens: ControlTokens = "text",
+        profile: Profile | None = None,
     ) -> None:
-        """Raises ModelFileError for a template that does not compile or does not render one user message."""
+        """Raises ModelFileError for a template that does not compile or does not render one user message, and for a profile that
+        does not say what a template can do."""
         if tools == "constrained" and syntax is None:
             raise ModelFileError("tools: constrained needs a format whose calls are JSON objects in a wrapper.")
         self._files = files
         self._mode = tools
         self._syntax = syntax
         self.renderer = Renderer(files, clock=clock, seconds=seconds, guard=guard, control_tokens=control_tokens)
-        self._can = {name: probe(self.renderer.templates[name], files.specials) for name in self._used()}
+        self._profile = profile
+        self._can = {name: self._known(name) for name in self._used()}
         self._openers = {name: answer_opener(self._drawn(name), can.opening) for name, can in self._can.items()}
-        undeclared = {text: token_id for text, token_id in self._turn_ends().items() if token_id not in files.stop_ids}
+        self.turn_ends = self._turn_ends()
+        undeclared = {text: token_id for text, token_id in self.turn_ends.items() if token_id not in files.stop_ids}
         self.stop_ids = files.stop_ids | {*undeclared.values()}
+        if profile is not None:
+            undeclared = {}
+            self.stop_ids = frozenset(token.id for token in profile.stop)
         self.warnings = self.renderer.conflicts + tuple(
             f"the chat template ends the model's turn with {text} (id {token_id}), which the model's files do not declare as an "
             "end token: answers end there all the same"
             for text, token_id in undeclared.items()
         )
+
+    def _known(self, name: str) -> Capabilities:
+        """What a template can do."""
+        if self._profile is None:
+            return probe(self.renderer.templates[name], self._files.specials)
+        if name not in self._profile.templates:
+            raise ModelFileError(f"The profile says nothing of the chat template {shown(name)}: derive it again.")
+        return self._profile.templates[name]
 
     def _used(self) -> tuple[str, ...]:
         """The templates that prompts are made with."""
@@ -112,6 +129,9 @@ class Prompter:
         not show it; None where the format has no thoughts."""
         if not closer:
             return None
+        said = self._profile.thought_end if self._profile is not None else None
+        if said is not None and closer in said.before_any:
+            return said
         name = TOOL_USE if TOOL_USE in self._can else DEFAULT
         can = self._can[name]
         shown = self._drawn(name, **shown_thinking(can.hides_thoughts))

@@ -5,6 +5,8 @@ template is refused, never given another model's.
 """
 
 import mmap
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from gateway.errors import ModelFileError
@@ -12,6 +14,8 @@ from gateway.prompt import gguf
 from gateway.prompt.gguf_source import from_metadata
 from gateway.prompt.huggingface import read_directory
 from gateway.prompt.model_files import ModelFiles
+
+METADATA = "metadata"  # of a GGUF file: what stands before its tensors
 
 
 def read_model(path: Path) -> ModelFiles:
@@ -31,5 +35,6 @@ def _gguf_file(path: Path) -> ModelFiles:
         if path.stat().st_size == 0:
             raise ModelFileError("The file is empty.")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer, memoryview(buffer) as view:
-            metadata = gguf.read_metadata(view)
-    return from_metadata(metadata)
+            metadata, size = gguf.read_head(view)
+            digest = sha256(view[:size]).hexdigest()
+    return replace(from_metadata(metadata), hashes={METADATA: digest})

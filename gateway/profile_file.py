@@ -1,0 +1,70 @@
+"""A model's profile on disk: YAML that a person reads and may change.
+
+Invariant: a file is written whole or not at all; what a person wrote outside `checked` survives a check.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import yaml
+
+from gateway.errors import ModelFileError, SettingsError
+from gateway.prompt.profile import Checked, Profile, checked_values, profile_of, profile_values
+from gateway.settings_tree import read_tree
+
+_HEAD = """\
+# How Interlock speaks to this model, made by `interlock onboard`. What you change in `format`, `stop`, `thought_end` and `templates`
+# is followed, and `interlock check` says whether it holds. `files` and `checked` are the gateway's.
+"""
+_CHECKED = re.compile(r"^checked:.*\n(?:(?:[ \t#].*)?\n)*", re.MULTILINE)
+_WIDTH = 128
+
+
+def read_profile(file: Path) -> Profile:
+    """Raises ModelFileError, which names the file and the field."""
+    try:
+        tree = read_tree(file, {})
+    except SettingsError as error:
+        raise ModelFileError("; ".join(error.problems)) from None
+    if tree.problems:
+        raise ModelFileError("; ".join(map(str, tree.problems)))
+    try:
+        return profile_of(tree.values)
+    except ModelFileError as error:
+        raise ModelFileError(f"{file}: {error}") from None
+
+
+def write_profile(file: Path, profile: Profile) -> None:
+    """Raises ModelFileError."""
+    _write(file, profile_text(profile))
+
+
+def write_checked(file: Path, checked: Checked) -> None:
+    """Puts the last check into a profile, and leaves the rest as it is written. Raises ModelFileError."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{file}: {error}") from None
+    kept = _CHECKED.sub("", text if text.endswith("\n") else text + "\n")
+    _write(file, kept + _yaml({"checked": checked_values(checked)}))
+
+
+def profile_text(profile: Profile) -> str:
+    """The profile as it is written."""
+    return _HEAD + _yaml(profile_values(profile))
+
+
+def _yaml(values: object) -> str:
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=_WIDTH)
+    return text
+
+
+def _write(file: Path, text: str) -> None:
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ModelFileError(f"{file}: cannot be written: {error.strerror or error}") from None
