@@ -14,8 +14,8 @@ from gateway.prompt.profile import Checked, Profile, checked_values, profile_of,
 from gateway.settings_tree import read_tree
 
 _HEAD = """\
-# How Interlock speaks to this model, made by `interlock onboard`. What you change in `format`, `stop`, `thought_end` and `templates`
-# is followed, and `interlock check` says whether it holds. `files` and `checked` are the gateway's.
+# How Interlock speaks to this model, made by `interlock onboard`. What you change in `format`, `stop`, `thought_end` and
+# `templates` is followed; `interlock check` says whether it holds. `files` and `checked` are the gateway's.
 """
 _CHECKED = re.compile(r"^checked:.*\n(?:(?:[ \t#].*)?\n)*", re.MULTILINE)
 _WIDTH = 128
