@@ -390,8 +390,9 @@ class TaggedReader(BlockReader):
     def _may_follow_value(self, cursor: Cursor, at: int) -> bool | None:
         """Whether another parameter, or the end of the call, stands here."""
         verdict = self._follows(cursor, at, self._in_call)
-        if verdict and not self._bare and self._codec.call_open and cursor.by_id(self._closer):
-            # The block's closer is known by its id, so that a quoted call in a value can be told from the end of this one.
+        quotable = bool(self._codec.call_open) and not cursor.by_id(self._codec.call_close)
+        if verdict and quotable and not self._bare and cursor.by_id(self._closer):
+            # Only the block's closer is known by its id, so that a quoted call in a value is told from the end of this one by it.
             at = after_space(cursor.text, at)
             if cursor.text.startswith(self._codec.call_close, at):
                 return self._follows(cursor, at + len(self._codec.call_close), self._between_calls)
