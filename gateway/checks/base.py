@@ -64,9 +64,11 @@ class Check(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check of one model came to. `at` is when (ISO 8601, UTC), `engine` what a live check was run on."""
+    """What a check of one model came to. `of` is its profile's digest, `at` when (ISO 8601, UTC), `engine` what a live check was
+    run on."""
 
     model: str
+    of: str
     at: str
     interlock: str
     reference: str | None
@@ -81,7 +83,7 @@ class Report:
     def checked(self) -> Checked:
         """What the profile keeps of it."""
         verdicts = {name: _verdict([case for case in self.cases if case.test == name]) for name in CHECKS}
-        return Checked(self.at, self.interlock, self.reference, self.engine, verdicts)
+        return Checked(self.of, self.at, self.interlock, self.reference, self.engine, verdicts)
 
 
 def _verdict(cases: Sequence[Case]) -> Verdict:

@@ -7,7 +7,8 @@ ones and back, `gateway.profile_file` keeps it on disk.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, Literal
 
 import msgspec
@@ -94,8 +95,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The last check: when (ISO 8601), with which version of Interlock, against which reference and live engine, if any."""
+    """The last check: when (ISO 8601), with which version of Interlock, against which reference and live engine, if any. `of` is
+    the digest of the profile that it was made of: one that was changed since is unchecked."""
 
+    of: str
     at: str
     interlock: str
     reference: str | None
@@ -137,6 +140,12 @@ def checked_values(checked: Checked) -> dict[str, Any]:
     """The last check as plain values, as `profile_values` has it."""
     values: dict[str, Any] = msgspec.to_builtins(checked, order="deterministic")
     return values
+
+
+def digest(profile: Profile) -> str:
+    """What tells whether two profiles say the same, whatever their last checks."""
+    said = profile_values(replace(profile, checked=None))
+    return sha256(repr(said).encode()).hexdigest()
 
 
 def profile_of(values: Mapping[str, Any]) -> Profile:
