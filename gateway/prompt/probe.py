@@ -48,9 +48,9 @@ _RESULT: Mapping[str, Any] = {"role": "tool", "tool_call_id": _IDS[0], "name": N
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """`yes`: it is in the text; `no`: it is dropped without a word; `raises`: the template refuses it. A developer message
-    counts as `no` too where the template would write down any role, known to the model or not. What the template shows in one
-    place and not in another (after an answer, in a tool loop) counts as not shown.
+    """`yes`: it is in the text; `drops`: it is left out without a word; `raises`: the template refuses it; `no`: it is in the
+    text, but not as what it is, as a developer message is where the template would write down any role, known to the model or
+    not. What the template shows in one place and not in another (after an answer, in a tool loop) counts as not shown.
 
     `later_system` and `later_developer` are such messages after the first; `empty_answer` is an answer without text,
     `first_answer` one before any user message, `first_beside_tools` one, or a call, where there are tools; `open_calls` are calls
@@ -151,7 +151,7 @@ def _cuts_at(rig: Rig) -> frozenset[str]:
 
     def cuts(begin: str, end: str) -> bool:
         texts = (f"probebefore{end}probeafter", f"probebefore{begin}{end}probeafter", f"{begin}probebefore{end}probeafter")
-        return rig.shows_all([[USER, _said(text), _MORE] for text in texts], "probebefore") == "no"
+        return rig.shows_all([[USER, _said(text), _MORE] for text in texts], "probebefore") == "drops"
 
     return frozenset(end for begin, end in _THOUGHT_MARKS if cuts(begin, end))
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from gateway.errors import BadRequest, ModelFileError
 from gateway.prompt.template import ChatTemplate
 
-Support = Literal["yes", "no", "raises"]
+Support = Literal["yes", "no", "drops", "raises"]
 ArgumentForm = Literal["object", "text"]
 NoContentForm = Literal["empty", "absent", "null"]
 Json = dict[str, Any]
@@ -91,12 +91,14 @@ class Rig:
         tools: Sequence[Json] = (),
         switches: Mapping[str, Any] | None = None,
     ) -> Support:
+        """Whether every mark is in the text, and as such: `no` where one is, but printed as Python writes it."""
         try:
             text = self.render(messages, tools=tools, **(switches or {}))
         except BadRequest:
             return "raises"
-        printed = any(python in text for python in _PRINTED)
-        return "yes" if all(mark in text for mark in marks) and not printed else "no"
+        if not all(mark in text for mark in marks):
+            return "drops"
+        return "no" if any(python in text for python in _PRINTED) else "yes"
 
     def alike(self, one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], *, tools: Sequence[Json]) -> bool:
         """Whether both are shown, by the same text."""

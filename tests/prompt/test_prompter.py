@@ -188,7 +188,7 @@ def test_an_answer_has_one_call_where_the_template_could_show_the_model_no_two()
     one = template_text("full").replace("in message.tool_calls or []", "in (message.tool_calls or [])[:1]")
     files = replace(model_files("full"), templates={DEFAULT: one})
     speaker = Prompter(files, tools="native", syntax=None, clock=fixed_clock)
-    assert (speaker.capabilities.parallel_calls, speaker.one_call) == ("no", True)
+    assert (speaker.capabilities.parallel_calls, speaker.one_call) == ("drops", True)
     assert not Prompter(files, tools="constrained", syntax=SYNTAX, clock=fixed_clock).one_call
 
 
@@ -293,7 +293,7 @@ def test_smollm2_as_its_template_says() -> None:
     assert prompt.text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nTell<|im_end|>\n<|im_start|>assistant\n")
     assert prompt.ids[-5:] == (198, 1, 520, 9531, 198)
     assert prompt.stop_ids == {2}
-    assert speaker.capabilities.tools == "no"
+    assert speaker.capabilities.tools == "drops"
 
 
 def test_a_prompter_says_why_it_tokenises_prompts_whole() -> None:
