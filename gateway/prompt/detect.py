@@ -35,14 +35,20 @@ class FormatUnknown(Exception):
 
 
 def detect_format(prompter: Prompter, template: str, formats: Mapping[str, Format]) -> Format:
-    """The format of the model behind `prompter` (`tools: native`), whose template's source is given. Raises FormatUnknown."""
+    """The format of the model behind `prompter` (`tools: native`), whose template's source is given. It is `plain` only where the
+    template shows no calls, states no tools and knows no thoughts. Raises FormatUnknown."""
     can = prompter.capabilities
     signs = {each.thought_sign for each in _candidates(formats, "") if each.thought_sign}
     thinks = can.reasoning is not None or any(sign in template for sign in signs)
-    if can.tools != "yes" or can.tool_calls != "yes":
-        if thinks:
-            raise FormatUnknown("the model thinks, but its template shows no tool calls to tell its format by: name the format")
-        return formats[PLAIN]
+    if can.tool_calls != "yes":
+        knows = [what for what, known in (("thinks", thinks), ("is told of tools", can.tools == "yes")) if known]
+        if not knows:
+            return formats[PLAIN]
+        reason = can.refusals.get("tool_calls")
+        raise FormatUnknown(
+            f"the model {' and '.join(knows)}, but its template shows no tool calls to tell its format by"
+            f"{f' ({reason})' if reason else ''}: name the format"
+        )
     fitting = _fitting(prompter, template, formats, thinks=thinks)
     if not fitting or not all(each.reads_as(fitting[0], thoughts=thinks) for each in fitting):
         names = f" ({', '.join(each.name for each in fitting)})" if fitting else ""
@@ -101,13 +107,13 @@ def _written(prompter: Prompter, text: str | None) -> str:
             Message("assistant", text, tool_calls=(ToolCall("callprobe", _TOOL.name, '{"detect_key": "detect value"}'),)),
             Message("tool", _RESULT_MARK, tool_call_id="callprobe"),
         ),
-        tools=(_TOOL,),
+        tools=(_TOOL,) if prompter.capabilities.tools == "yes" else (),
     )
     try:
         return prompter.prompt(request).text.rpartition(_USER_MARK)[2].partition(_RESULT_MARK)[0]
-    except BadRequest:
+    except BadRequest as error:
         if text is None:
-            raise
+            raise FormatUnknown(f"{error} So its format cannot be told: name it") from None
         return ""
 
 
