@@ -3,16 +3,13 @@
 import asyncio
 import itertools
 import os
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 
 import structlog
 from starlette.types import ASGIApp
@@ -28,34 +25,29 @@ from gateway.errors import BadRequest, ModelFileError, SettingsError
 from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
-from gateway.formats.base import Format
 from gateway.formats.registry import load as load_formats
 from gateway.job import Services
-from gateway.model import Model, Rendered, by_name
+from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.metrics import Metrics, Served
-from gateway.prompt.detect import FormatUnknown, detect_format
-from gateway.prompt.model_files import DEFAULT, ModelFiles
+from gateway.prompt.detect import FormatUnknown
 from gateway.prompt.pool import RenderPool
-from gateway.prompt.prompter import Prompter
-from gateway.prompt.source import read_model
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
 from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
 from gateway.server.routes import Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
-from gateway.settings import LimitSettings, Settings, TimeoutSettings, load
-from gateway.settings_fit import AUTO_FORMAT, Speech, ToolMode
+from gateway.settings import LimitSettings, ModelSettings, Settings, TimeoutSettings, load
+from gateway.settings_fit import Speech
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
+from gateway.voice import ProfileError, Voice, voice_of
 
 _log = structlog.get_logger("interlock.app")
 
 Records = Callable[[Mapping[str, object]], None]
-
-CONSTRAINED_FORMAT = "hermes"  # the call syntax that is stated and enforced for a model not trained for tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +82,17 @@ class _Voices:
 
     def __init__(self) -> None:
         self.formats = load_formats()
-        self._read: dict[Speech, Rendered] = {}
+        self._read: dict[Speech, Voice] = {}
 
     def inspect(self, speech: Speech) -> Iterator[tuple[str, str]]:
         """The settings key and the message of what is wrong."""
         try:
             if speech not in self._read:
-                self._read[speech] = _rendered(speech, self.formats)
+                self._read[speech] = voice_of(speech, self.formats)
         except ModelFileError as error:
             yield "source", str(error)
+        except ProfileError as error:
+            yield "profile", str(error)
         except FormatUnknown as error:
             yield "format", str(error)
         except BadRequest as error:  # the template refuses the conversation that formats are told by
@@ -107,15 +101,19 @@ class _Voices:
     def models(self, settings: Settings) -> tuple[Model, ...]:
         """The models of settings in which everything was inspected."""
         created_s = int(time.time())
-        return tuple(
-            Model(
-                model.name,
-                replace(self._read[model.speech], hold_arguments=model.hold_arguments) if model.speech else None,
-                AnswerRules(model.unknown_tool, model.on_parse_failure, model.on_schema_miss),
-                created_s,
-                model.aliases,
-            )
-            for model in settings.models
+        return tuple(self._model(model, created_s, required=settings.require_checks) for model in settings.models)
+
+    def _model(self, model: ModelSettings, created_s: int, *, required: bool) -> Model:
+        voice = self._read[model.speech] if model.speech else None
+        checked = valid_check(voice.profile) if voice is not None else None
+        return Model(
+            model.name,
+            replace(voice.rendered, hold_arguments=model.hold_arguments) if voice is not None else None,
+            AnswerRules(model.unknown_tool, model.on_parse_failure, model.on_schema_miss),
+            created_s,
+            model.aliases,
+            checked,
+            closed_for(checked, required=required) if voice is not None else None,
         )
 
 
@@ -139,7 +137,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         _warn(model)
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()
-    metrics = Metrics(_served(settings, models), [dialect.name], registry.running, registry.mismatched)
+    checks = {model.name: model.checked.passed for model in models if model.checked is not None}
+    metrics = Metrics(_served(settings, models), [dialect.name], registry.running, registry.mismatched, checks)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
     bus = Bus([registry.running.apply, metrics, *logs])
@@ -219,45 +218,15 @@ def _warn(model: Model) -> None:
     """Tells the operator what is odd about a model's files."""
     if model.rendered is None:
         return
+    if model.closed is not None:
+        _log.error("the model is not served", model=model.name, why=model.closed)
+    elif model.checked is None:
+        _log.warning("the model is served unchecked: `interlock check` has not passed for it as it is", model=model.name)
     prompter = model.rendered.prompter
     if why := prompter.renderer.tokenised_whole:
         _log.warning("each prompt is tokenised whole: no segment of it can be kept", model=model.name, why=why)
     for warning in prompter.warnings:
         _log.warning("the model's files are at odds", model=model.name, why=warning)
-
-
-def _rendered(speech: Speech, formats: Mapping[str, Format]) -> Rendered:
-    files = read_model(speech.source)
-    native = _native(files)
-    own = formats[speech.format] if speech.format != AUTO_FORMAT else detect_format(native, files.templates[DEFAULT], formats)
-    call_format = own
-    if speech.tools == "constrained" and own.call_syntax is None:
-        call_format = formats[CONSTRAINED_FORMAT]
-    prompter = Prompter(
-        files,
-        tools=speech.tools,
-        syntax=call_format.call_syntax,
-        clock=_now,
-        seconds=time.thread_time,
-        guard=threading.Lock(),
-        control_tokens=speech.control_tokens,
-    )
-    end, call_end = (prompter.thought_end(form.thought_closer) for form in (own, call_format))
-    return Rendered(prompter, own, call_format, end, call_end)
-
-
-def tools_for(model: Path) -> ToolMode:
-    """`constrained` where the model's template ignores tools. Raises ModelFileError."""
-    return "native" if _native(read_model(model)).capabilities.tools == "yes" else "constrained"
-
-
-def _native(files: ModelFiles) -> Prompter:
-    """What tells how the model's own template speaks."""
-    return Prompter(files, tools="native", syntax=None, clock=_now, seconds=time.thread_time)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def request_ids() -> Callable[[], str]:

@@ -12,6 +12,7 @@
     │   ├── ClientStalled           408  the client did not take its answer in time
     │   └── BodyTimeout             408  the body did not arrive in time
     ├── Rejected                    429/503  nobody's fault: no room now; repeatable, says when
+    ├── NotServed                   503  the operator's: the model's check failed, or is missing
     ├── EngineError                 502  the engine's fault; repeatable before the first byte
     │   ├── EngineUnreachable       502  no connection
     │   ├── EngineRefused           the engine's own status; a 4xx is passed on
@@ -220,6 +221,14 @@ class AnswerRefused(GatewayError):
     def __init__(self, message: str, *, kind: str) -> None:
         super().__init__(message, code=kind)
         self.reason = kind
+
+
+class NotServed(GatewayError):
+    """The model is there, and no request for it is answered until it has passed its check."""
+
+    status = 503
+    code = "model_not_served"
+    reason = "model_not_served"
 
 
 class Draining(GatewayError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from gateway.answer import AnswerRules
 from gateway.errors import ContextTooLong
 from gateway.formats.base import Format
+from gateway.prompt.profile import Checked, Profile, digest
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.renderer import Draft, Rendering
 from gateway.prompt.thought_end import ThoughtEnd
@@ -41,13 +42,16 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`rendered` is None where the engine templates and parses itself (`format: engine`)."""
+    """`rendered` is None where the engine templates and parses itself (`format: engine`). `checked` is the last check of the
+    model as it is now, None where there was none; `closed` says why no request is answered, None where they are."""
 
     name: str
     rendered: Rendered | None
     rules: AnswerRules
     created_s: int
     aliases: tuple[str, ...] = ()
+    checked: Checked | None = None
+    closed: str | None = None
 
     def format_names(self) -> tuple[str, ...]:
         """Every name that `format_name` gives."""
@@ -58,6 +62,21 @@ class Model:
         if self.rendered is None:
             return "engine"
         return self.rendered.format_for(with_tools).name
+
+
+def valid_check(profile: Profile | None) -> Checked | None:
+    """The last check of a profile; None where there was none, or the profile was changed since."""
+    checked = profile.checked if profile is not None else None
+    return checked if profile is not None and checked is not None and checked.of == digest(profile) else None
+
+
+def closed_for(checked: Checked | None, *, required: bool) -> str | None:
+    """Why a model with this check is not served; None where it is. `required`: one without a check is not."""
+    if checked is None:
+        return "it has not been checked, or not since its profile was changed (`interlock check`)" if required else None
+    if checked.failed:
+        return f"its check failed: {', '.join(checked.failed)} (`interlock check` says why)"
+    return None
 
 
 def by_name(models: tuple[Model, ...]) -> Mapping[str, Model]:

@@ -41,6 +41,7 @@ Inspect = Callable[[Speech], Iterator[tuple[str, str]]]
 """Tries to speak to a model: gives the key and the message of each thing that hinders it."""
 
 _LABEL = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+_MADE: Mapping[str, str] = MappingProxyType({"source": "models are not downloaded", "profile": "`interlock onboard` makes one"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -188,8 +189,10 @@ class ModelSettings(_Settings):
     """A GGUF file or a Hugging Face model directory: the template and tokenizer come from it. A relative path starts at the
     settings file. May be absent only with `format: engine`, which does not read it."""
 
-    profile: str | None = None
-    """A model's profile. Not read by this version."""
+    profile: Annotated[Path, Field(strict=False)] | None = None
+    """The model's profile, made by `interlock onboard`: what it says is followed, it must be of these very files, and a model
+    whose check failed is not served. A relative path starts at the settings file. Without one, all is told from the files anew
+    at each start, and nothing says that it was checked. Not with `format: engine`."""
 
     format: str = AUTO_FORMAT
     """How the model writes reasoning and tool calls: `auto` (told from its template), a format's name, or `engine` (the engine
@@ -226,16 +229,9 @@ class ModelSettings(_Settings):
         """How the model is spoken to; None where its engine sees to that."""
         if self.source is None or self.format == ENGINE_FORMAT:
             return None
-        return Speech(self.source, self.format, self.tools, self.control_tokens)
+        return Speech(self.source, self.format, self.tools, self.control_tokens, self.profile)
 
-    @field_validator("profile")
-    @classmethod
-    def _no_profile(cls, value: str | None) -> str | None:
-        if value is not None:
-            raise _wrong("this version reads no profiles: leave the key out")
-        return value
-
-    @field_validator("source")
+    @field_validator("source", "profile")
     @classmethod
     def _found_source(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         folder = _context(info).folder
@@ -245,7 +241,7 @@ class ModelSettings(_Settings):
             source = source_path(folder, value)
             source.stat()
         except FileNotFoundError:
-            hint = "a relative path starts at the settings file; models are not downloaded"
+            hint = f"a relative path starts at the settings file; {_MADE[info.field_name or '']}"
             raise _wrong(f"no such file or directory: {source} ({hint})") from None
         except OSError as error:
             raise _wrong(f"cannot be read: {error.strerror or error}: {source}") from None
@@ -331,6 +327,8 @@ class Settings(_Settings):
     models: Annotated[tuple[ModelSettings, ...], Field(strict=False), BeforeValidator(_some)]
     timeouts: Annotated[TimeoutSettings, BeforeValidator(_section)] = Field(default_factory=TimeoutSettings)
     limits: Annotated[LimitSettings, BeforeValidator(_section)] = Field(default_factory=LimitSettings)
+    require_checks: bool = False
+    """Serve no model that has not passed `interlock check`: one without a profile, or whose profile was changed since."""
 
 
 SECTIONS: Mapping[tuple[str, ...], type[_Settings]] = MappingProxyType(

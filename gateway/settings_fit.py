@@ -27,6 +27,7 @@ class Speech(NamedTuple):
     format: str
     tools: ToolMode
     control_tokens: ControlTokens = AS_TEXT
+    profile: Path | None = None
 
 
 def speeches(values: Mapping[str, Any], folder: Path, wrong: Collection[KeyPath]) -> Iterator[tuple[KeyPath, Speech]]:
@@ -34,8 +35,17 @@ def speeches(values: Mapping[str, Any], folder: Path, wrong: Collection[KeyPath]
     for at, model in _rows(values.get("models"), ("models",)):
         form = model.get("format", AUTO_FORMAT)
         if form != ENGINE_FORMAT and not any((*at, key) in wrong for key in Speech._fields):
-            source = source_path(folder, model["source"])
-            yield at, Speech(source, form, model.get("tools", NATIVE), model.get("control_tokens", AS_TEXT))
+            source, profile = source_path(folder, model["source"]), model.get("profile")
+            yield (
+                at,
+                Speech(
+                    source,
+                    form,
+                    model.get("tools", NATIVE),
+                    model.get("control_tokens", AS_TEXT),
+                    source_path(folder, profile) if profile is not None else None,
+                ),
+            )
 
 
 def source_path(folder: Path, source: str | Path) -> Path:
@@ -94,6 +104,8 @@ def _model_misfits(at: KeyPath, model: Mapping[str, Any], kinds: Mapping[str, Tr
         yield (*at, "source"), "is missing: give a GGUF file or a model directory, or set `format: engine`"
     if constrained and by_engine:
         yield (*at, "tools"), "`constrained` needs a `source` and a format other than `engine`"
+    if model.get("profile") is not None and by_engine:
+        yield (*at, "profile"), "has no effect with `format: engine`: the engine templates and parses"
     if model.get("hold_arguments") is True and by_engine:
         yield (*at, "hold_arguments"), "has no effect with `format: engine`: the engine's events pass as they come"
     if model.get("control_tokens") is not None and by_engine:

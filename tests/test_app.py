@@ -9,10 +9,11 @@ from support.gateway import settings_for, tiny_model
 from support.gguf_writer import gguf
 from support.vocabulary import template_text, tokenizer_fields
 
-from gateway import app
-from gateway.app import configure, is_loopback, secrets, tools_for, with_models
+from gateway import voice
+from gateway.app import configure, is_loopback, secrets, with_models
 from gateway.errors import ModelFileError, SettingsError
 from gateway.prompt.source import read_model
+from gateway.voice import tools_for
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_a_model_s_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
         read.append(path)
         return read_model(path)
 
-    monkeypatch.setattr(app, "read_model", counted)
+    monkeypatch.setattr(voice, "read_model", counted)
     source = tiny_model("full")
     engine = "engines: [{url: 'http://h:1', kind: llamacpp}]"
     (tmp_path / "f.yaml").write_text(

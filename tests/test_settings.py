@@ -190,7 +190,17 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
         ["f.yaml:4:19: models[0].hold_arguments: YAML tags are not supported"],
     ),
     "a set": (model_with("aliases: !!set {a}"), ["f.yaml:4:12: models[0].aliases: YAML tags are not supported"]),
-    "a profile": (model_with("profile: p"), ["f.yaml:4:3: models[0].profile: this version reads no profiles: leave the key out"]),
+    "a profile that is not there": (
+        model_with("profile: /nowhere/p.yaml"),
+        [
+            "f.yaml:4:3: models[0].profile: no such file or directory: /nowhere/p.yaml (a relative path starts at the settings "
+            "file; `interlock onboard` makes one)"
+        ],
+    ),
+    "a profile of an engine's own": (
+        "models: [{name: m, format: engine, profile: f.yaml, engines: [{url: 'http://h:1', kind: openai}]}]",
+        ["f.yaml:1:36: models[0].profile: has no effect with `format: engine`: the engine templates and parses"],
+    ),
     "an unknown format": (
         model_with("format: hermse"),
         ["f.yaml:4:3: models[0].format: unknown format; did you mean `hermes`?; known: auto, engine, hermes, plain, qwen25"],

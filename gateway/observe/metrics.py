@@ -5,7 +5,7 @@ So the number of series depends on the settings alone, whatever clients and mode
 fleet uses too.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import get_args
@@ -16,6 +16,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from gateway.events import NO_ENGINE, NO_MODEL, Event, Finished, Outcome
 from gateway.observe.series import Counter, Histogram, Labels, Names, gauge
+from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind
 from gateway.routing.inflight import InFlight
 
@@ -47,10 +48,16 @@ class Served:
 
 class Metrics:
     """An observer, and the collector of what it counted. `inflight` is another observer, whose counts are shown too. `mismatched`
-    says of an engine whether it is out of service for another tokenizer than its model's."""
+    says of an engine whether it is out of service for another tokenizer than its model's; `checks` which of a model's tests
+    passed, where they were run."""
 
     def __init__(
-        self, served: Sequence[Served], dialects: Sequence[str], inflight: InFlight, mismatched: Callable[[str], bool]
+        self,
+        served: Sequence[Served],
+        dialects: Sequence[str],
+        inflight: InFlight,
+        mismatched: Callable[[str], bool],
+        checks: Mapping[str, Mapping[CheckName, bool]],
     ) -> None:
         self._model = Names([NO_MODEL, *(model.model for model in served)])
         self._engine = Names([NO_ENGINE, *(engine for model in served for engine in model.engines)])
@@ -59,6 +66,7 @@ class Metrics:
         self._reason = Names([], room=64)
         self._inflight = inflight
         self._mismatched = mismatched
+        self._checks = {(model, test): float(passed) for model, tests in checks.items() for test, passed in tests.items()}
         self._pairs = [(model.model, engine) for model in served for engine in model.engines]
         self._compared = [(model.model, engine) for model in served if model.rendered for engine in model.engines]
         self._info: dict[tuple[str, str], tuple[str, str]] = {}
@@ -95,6 +103,8 @@ class Metrics:
         yield gauge("interlock_inflight_requests", "Attempts that run on the engine now.", _PAIR, running.items())
         info = [((engine, kind, version, model), 1.0) for (engine, model), (kind, version) in self._info.items()]
         yield gauge("interlock_engine_info", "What serves the model.", ("engine", "kind", "version", "model"), info)
+        passed = self._checks.items()
+        yield gauge("interlock_model_check", "1: the model passed this test of `interlock check`.", ("model", "test"), passed)
         wrong = [((model, engine), float(self._mismatched(engine))) for model, engine in self._compared]
         yield gauge("interlock_engine_tokenizer_mismatch", "1: out of service, its tokenizer is not the model's.", _PAIR, wrong)
 

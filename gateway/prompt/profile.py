@@ -7,7 +7,7 @@ ones and back, `gateway.profile_file` keeps it on disk.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -106,6 +106,11 @@ class Checked:
     tests: Mapping[CheckName, Verdict]
 
     @property
+    def passed(self) -> Mapping[CheckName, bool]:
+        """Which tests passed."""
+        return {name: verdict.passed for name, verdict in self.tests.items()}
+
+    @property
     def failed(self) -> tuple[CheckName, ...]:
         """The tests that failed."""
         return tuple(name for name, result in self.tests.items() if not result.passed)
@@ -132,14 +137,24 @@ class Profile:
 
 def profile_values(profile: Profile) -> dict[str, Any]:
     """The profile as plain values, always in the same order; its version comes first."""
-    values: dict[str, Any] = msgspec.to_builtins(profile, order="deterministic")
+    values: dict[str, Any] = _plain(profile)
     return {"interlock_profile": values.pop("interlock_profile"), **values}
 
 
 def checked_values(checked: Checked) -> dict[str, Any]:
     """The last check as plain values, as `profile_values` has it."""
-    values: dict[str, Any] = msgspec.to_builtins(checked, order="deterministic")
+    values: dict[str, Any] = _plain(checked)
     return values
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(value[key]) for key in sorted(value)}
+    if isinstance(value, frozenset):
+        return sorted(value, key=repr)  # None and booleans have no order
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def digest(profile: Profile) -> str:

@@ -25,8 +25,10 @@ from gateway.errors import (
     InternalError,
     MethodNotAllowed,
     ModelNotFound,
+    NotServed,
     Rejected,
     UnsupportedEncoding,
+    shown,
 )
 from gateway.events import NO_MODEL, Finished, Outcome, Received
 from gateway.formats.check import answer_check
@@ -132,6 +134,8 @@ class _Exchange:
         model = self._model = app.models.get(request.model)
         if model is None:
             raise ModelNotFound(request.model)
+        if model.closed is not None:
+            raise NotServed(f"The model {shown(model.name)} is not served: {model.closed}.")
         # An engine that speaks the dialect gets every field; what was mended in the body is named all the same.
         named = request.ignored if model.rendered is not None else tuple(n for n in request.ignored if n == LONE_SURROGATES)
         if named:
@@ -234,7 +238,7 @@ def outcome_of(error: GatewayError) -> Outcome:
     """The one word for a failed request. An engine's 4xx is the client's fault, as the engine sees it."""
     if isinstance(error, ClientError) or (isinstance(error, EngineRefused) and error.status < 500 and error.status != 429):
         return "client_error"
-    if isinstance(error, Rejected):
+    if isinstance(error, Rejected | NotServed):
         return "rejected"
     if isinstance(error, EngineTimeout):
         return "timeout"

@@ -80,17 +80,18 @@ def operations(registry: Registry, models: tuple[Model, ...], condition: Conditi
         return {"status": "ok"}
 
     @api.head("/ready", include_in_schema=False)
-    @api.get("/ready", summary="Can serve: each model has a ready engine, and no drain is on")
+    @api.get("/ready", summary="Can serve: each model is served and has a ready engine, and no drain is on")
     async def ready() -> JSONResponse:
         engines = {m.name: {e.id: e.ready for e in registry.view(m.name).engines} for m in models}
-        able = not condition.draining and all(any(states.values()) for states in engines.values())
+        closed = {m.name: m.closed for m in models if m.closed is not None}
+        able = not condition.draining and not closed and all(any(states.values()) for states in engines.values())
         status = "draining" if condition.draining else "ready" if able else "not ready"
         problems = {
             name: {engine: registry.problem(engine) for engine, fit in states.items() if not fit}
             for name, states in engines.items()
         }
         told = {name: those for name, those in problems.items() if those}
-        return JSONResponse({"status": status, "engines": engines, "problems": told}, 200 if able else 503)
+        return JSONResponse({"status": status, "engines": engines, "problems": told, "not_served": closed}, 200 if able else 503)
 
     if expose is not None:
 
@@ -104,7 +105,7 @@ def operations(registry: Registry, models: tuple[Model, ...], condition: Conditi
 
 def add_models(api: FastAPI, models: Mapping[str, Model], listing: Callable[[tuple[Model, ...]], bytes]) -> None:
     """`GET /v1/models` and `GET /v1/models/{name}`; `listing` writes models in the dialect's shape."""
-    served = tuple({model.name: model for model in models.values()}.values())
+    served = tuple({model.name: model for model in models.values() if model.closed is None}.values())
 
     @api.get("/v1/models", summary="The models served here")
     async def all_models() -> Response:

@@ -1,6 +1,7 @@
 """Metrics: names and labels as documented, folds that are right, label values that no client can choose."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from timeit import repeat
 from typing import get_args
@@ -12,6 +13,7 @@ from support.events import DONE
 
 from gateway.events import AttemptFailed, AttemptStarted, Outcome
 from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics, Served
+from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind, Usage
 from gateway.routing.inflight import InFlight
 
@@ -34,14 +36,16 @@ LABELS = {
     "interlock_parse_failures_total": PAIR | {"format", "kind"},
     "interlock_engine_info": {"engine", "kind", "version", "model"},
     "interlock_engine_tokenizer_mismatch": PAIR,
+    "interlock_model_check": {"model", "test"},
 }
 SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
 NONE: frozenset[str] = frozenset()
+CHECKS: Mapping[str, Mapping[CheckName, bool]] = {"m": {"template": True, "stop": False}}
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 def made() -> Metrics:
-    return Metrics(SERVED, ["openai_chat"], InFlight(), NONE.__contains__)
+    return Metrics(SERVED, ["openai_chat"], InFlight(), NONE.__contains__, CHECKS)
 
 
 def read(metrics: Metrics) -> dict[Key, float]:
@@ -130,7 +134,7 @@ def test_a_request_without_tokens_has_no_first_token() -> None:
 
 def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
     series = read(made())
-    assert set(series.values()) == {0.0}
+    assert {value for (name, _), value in series.items() if name != "interlock_model_check"} == {0.0}
     for model, engine in (("m", "a"), ("m", "b"), ("n", "c")):
         pair = {"model": model, "engine": engine}
         form = "hermes" if model == "m" else "plain"
@@ -145,7 +149,9 @@ def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
 
 
 def test_many_pairs_do_not_multiply_by_every_kind_at_the_start() -> None:
-    metrics = Metrics([Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)], ["openai_chat"], InFlight(), NONE.__contains__)
+    metrics = Metrics(
+        [Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)], ["openai_chat"], InFlight(), NONE.__contains__, CHECKS
+    )
     series = read(metrics)
     assert sum(name == "interlock_parse_failures_total" for name, _ in series) == 0
     assert sum(name == "interlock_tool_calls_total" for name, _ in series) == 60
@@ -183,7 +189,7 @@ def test_negative_counts_of_an_engine_do_not_lower_a_counter() -> None:
 
 def test_in_flight_follows_the_attempts() -> None:
     inflight = InFlight()
-    metrics = Metrics(SERVED, ["openai_chat"], inflight, NONE.__contains__)
+    metrics = Metrics(SERVED, ["openai_chat"], inflight, NONE.__contains__, CHECKS)
 
     def running(engine: str) -> float | None:
         return value(metrics, "interlock_inflight_requests", model="m", engine=engine)
@@ -223,3 +229,10 @@ def test_a_long_answer_costs_a_few_milliseconds() -> None:
     long = replace(DONE, inter_token_s=tuple(itertools.repeat((0.0123, 1), 10_000)))
     best_s = min(repeat(lambda: metrics(long), number=1, repeat=7))
     assert best_s < 0.02, f"{best_s * 1e3:.2f} ms"
+
+
+def test_what_a_model_was_checked_for_is_shown_and_nothing_of_one_that_was_not() -> None:
+    metrics = made()
+    assert value(metrics, "interlock_model_check", model="m", test="template") == 1
+    assert value(metrics, "interlock_model_check", model="m", test="stop") == 0
+    assert value(metrics, "interlock_model_check", model="n", test="template") is None

@@ -54,7 +54,7 @@ def binary(name: str) -> str:
 
 def filled() -> Metrics:
     inflight = InFlight()
-    metrics = Metrics([Served("m", ("a", "b"), ("hermes",))], ["openai_chat"], inflight, lambda _: False)
+    metrics = Metrics([Served("m", ("a", "b"), ("hermes",))], ["openai_chat"], inflight, lambda _: False, {})
     metrics.engine_info("a", "vllm", "0.33.0", "m")
     metrics(DONE)
     metrics(replace(DONE, request_id="r2", outcome="timeout", reason="first_token"))

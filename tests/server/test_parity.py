@@ -39,9 +39,10 @@ async def test_no_request_reaches_an_engine_with_another_tokenizer_and_ready_say
             "status": "not ready",
             "engines": {"m": {"e": False}},
             "problems": {"m": {"e": "tokenizer_mismatch"}},
+            "not_served": {},
         }
     assert answered.status_code == 200
-    assert ready.json() == {"status": "ready", "engines": {"m": {"e": True}}, "problems": {}}
+    assert ready.json() == {"status": "ready", "engines": {"m": {"e": True}}, "problems": {}, "not_served": {}}
 
 
 async def test_other_problems_are_told_too_and_are_no_mismatch() -> None:
