@@ -19,7 +19,16 @@ from gateway.wire import jsonio
 pytestmark = pytest.mark.no_cover  # what is counted here is counted twice as fast without, and other tests run the same code
 FORMATS: list[Format] = list({each.name: each for each in registry.load().values()}.values())
 MODES = [pytest.param(each, mode, id=f"{each.name}-{mode}") for each in FORMATS for mode in bench.outputs(each, 1)]
-TOOLS = (ToolSpec("write", None, {"type": "object", "properties": {"text": {"type": "string"}, "rows": {"type": "array"}}}),)
+TOOLS = (
+    ToolSpec(
+        "write",
+        None,
+        {
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "rows": {"type": "array"}, "note": {"type": ["string", "null"]}},
+        },
+    ),
+)
 
 
 class _CountingCursor(Cursor):
@@ -99,6 +108,7 @@ SECTION, KIMI = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
 LFM = "<|tool_call_start|>["
 GEMMA = "<|tool_call>call:write{"
 ROLE = "<|start|>assistant"
+M3 = ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="write">]<]minimax[>[<rows>'
 IFM = "<ifm|tool_calls><ifm|tool_call>write<ifm|arg_key>text</ifm|arg_key>"
 # What repeats, by the families that it may hurt: the end of the prompt, how the output begins, what repeats.
 HOSTILE = {
@@ -129,6 +139,11 @@ HOSTILE = {
         "]<]minimax[>[<tool_call>",
         ']<]minimax[>[<invoke name="write">]<]minimax[>[</invoke>x',
     ),
+    "text beside elements": ("minimax_m3", "", M3, "x]<]minimax[>[<a>1]<]minimax[>[</a>"),
+    "repeated elements": ("minimax_m3", "", M3, "]<]minimax[>[<a>1]<]minimax[>[</a>"),
+    "tags in a string that may be null": ("minimax_m3", "", M3.replace("rows", "note"), "]<]minimax[>[<a>"),
+    "words before calls": ("inkling", "", "", 'loook<|content_invoke_tool_json|>{"name": "write"}<|end_message|>'),
+    "a long word": ("inkling", "", "", "n"),
     "text in headers": ("gpt_oss", "", "", "<|channel|>final a b c<|message|>d<|end|><|start|>assistant"),
     "members that say nothing": ("hermes", "", '<tool_call>{"name": "write", ', '"a": 1, '),
     "calls without section": ("kimi_k2 deepseek_v31", "", "", f"{KIMI}<｜tool▁call▁begin｜>x"),

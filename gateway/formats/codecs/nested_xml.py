@@ -2,7 +2,8 @@
 a prefix; the items of a list are elements of one name.
 
 Invariant: a parameter that can only be a string goes on at once, escaped; another is held until its end and becomes JSON once,
-typed by the schema at each depth. Only a tag with its prefix is a tag.
+typed by the schema at each depth. Only a tag with its prefix is a tag, and only where a value may hold elements. Text beside
+elements is content after the call, counted `bad_header`; an element that its object already has is kept, counted `duplicate_key`.
 """
 
 from dataclasses import dataclass, field
@@ -42,9 +43,10 @@ class NestedXml:
 
 @dataclass(slots=True)
 class _Element:
-    """An open or whole element of a value."""
+    """An open or whole element of a value. `text` is that since its last child."""
 
     name: str
+    at: int
     text: list[str] = field(default_factory=list)
     children: list["_Element"] = field(default_factory=list)
 
@@ -65,6 +67,7 @@ class NestedReader(BlockReader):
         self._keys: set[str] = set()
         self._open: list[_Element] = []
         self._streams = False
+        self._nests = False
         self._value_at = 0
         self._held_chars = 0
 
@@ -153,11 +156,12 @@ class NestedReader(BlockReader):
             self._calls.fail("duplicate_key", offset, recovered=True)
         self._calls.arguments((", " if self._keys else "{") + f"{quoted(inside)}: ")
         self._keys.add(inside)
-        self._open = [_Element(inside)]
+        self._open = [_Element(inside, offset)]
         self._value_at = cursor.offset
         self._held_chars = 0
         types = self._parameters.types(inside)
         self._streams = types.kinds == {"string"}
+        self._nests = not types.kinds.isdisjoint(("object", "array"))
         if self._streams:
             self._calls.arguments('"')
         self._state = self._value
@@ -175,15 +179,18 @@ class NestedReader(BlockReader):
             return "more"
         element = self._open[-1]
         if inside == f"/{element.name}":
+            if element.children:
+                self._set_aside(cursor, element)
             self._consume(cursor, at)
             self._close(element)
-        elif isinstance(inside, Damage) or self._streams or inside.startswith("/") or not inside:
+        elif isinstance(inside, Damage) or not self._nests or inside.startswith("/") or not inside:
             return self._say(cursor, at + len(found))  # in a string a tag is text, and so is what closes nothing
         elif len(self._open) >= _MAX_DEPTH:
             return Damage("value_too_large", cursor.offset, cursor.offset)
         else:
+            self._set_aside(cursor, element)
+            child = _Element(inside, cursor.offset)
             self._consume(cursor, at)
-            child = _Element(inside)
             element.children.append(child)
             self._open.append(child)
         return None
@@ -200,6 +207,15 @@ class NestedReader(BlockReader):
         if self._held_chars > self._calls.held_chars:
             return Damage("value_too_large", self._value_at, self._value_at + self._calls.held_chars)
         return None
+
+    def _set_aside(self, cursor: Cursor, element: _Element) -> None:
+        """The text up to the cursor stands beside elements."""
+        text = "".join(element.text)
+        element.text.clear()
+        if text.strip(SPACE):
+            offset = cursor.offset - len(text)
+            self._calls.fail("bad_header", offset, recovered=True)
+            self._calls.aside(text, offset)
 
     def _close(self, element: _Element) -> None:
         self._open.pop()
@@ -226,7 +242,17 @@ class NestedReader(BlockReader):
         if listed and ("array" in kinds or "object" not in kinds):
             parts = [self._written(child, shape.item) for child in element.children]
             return "[" + ", ".join(text for text, _ in parts) + "]", "array" in kinds and all(fits for _, fits in parts)
-        members = {child.name: self._written(child, shape.member(child.name)) for child in element.children}
-        text = ", ".join(f"{quoted(name)}: {value}" for name, (value, _) in members.items())
-        whole = len(members) == len(element.children) and all(fits for _, fits in members.values())
-        return "{" + text + "}", whole and "object" in kinds
+        return self._members(element, shape, "object" in kinds)
+
+    def _members(self, element: _Element, shape: Shape, fits: bool) -> tuple[str, bool]:
+        """The element's children as a JSON object."""
+        names: set[str] = set()
+        parts = []
+        for child in element.children:
+            if child.name in names:
+                self._calls.fail("duplicate_key", child.at, recovered=True)
+            names.add(child.name)
+            value, its_own = self._written(child, shape.member(child.name))
+            parts.append(f"{quoted(child.name)}: {value}")
+            fits = fits and its_own
+        return "{" + ", ".join(parts) + "}", fits
