@@ -19,14 +19,16 @@ _MAX_HEADER = 256
 @dataclass(frozen=True, slots=True)
 class NamedJson:
     """`call_open` and `call_close` stand around a call, empty where the block's own markers do. The header is
-    `kind + kind_end + name + id_open + id + name_end`, of which only the name and `name_end` are always there. The arguments may
-    stand between one of `fence_open` and `fence_close`. `numbered`: the header is `functions.name:number`, which is the call's id
-    too. `by_shape`: where it must be told whether a call begins, one word and an object after it are one of an unknown tool.
+    `kind + kind_end + name + id_open + id + name_end`, of which only the name and `name_end` are always there; another word than
+    the `kind` in its place is content after the call, counted `bad_header`. The arguments may stand between one of `fence_open`
+    and `fence_close`. `numbered`: the header is `functions.name:number`, which is the call's id too. `by_shape`: where it must be
+    told whether a call begins, one word and an object after it are one of an unknown tool.
     """
 
     name_end: str
     call_open: str = ""
     call_close: str = ""
+    kind: str = ""
     kind_end: str = ""
     id_open: str = ""
     fence_open: tuple[str, ...] = ()
@@ -148,7 +150,7 @@ class NamedReader(BlockReader):
         self._calls.start(name, cursor.offset, native_id)
         self._calls_read += 1
         kind = header.rpartition(codec.kind_end)[0] if codec.kind_end else ""
-        if len(kind.split()) > 1:
+        if kind.strip() not in ("", codec.kind):
             self._calls.fail("bad_header", cursor.offset, recovered=True)
             self._calls.aside(kind, cursor.offset)
         cursor.advance(stop + len(codec.name_end), "markup")

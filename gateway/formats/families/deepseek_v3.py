@@ -13,6 +13,7 @@ FORMAT = FormatSpec(
             closer=Marker("<｜tool▁calls▁end｜>", token=True),
             codec=NamedJson(
                 call_open="<｜tool▁call▁begin｜>",
+                kind="function",
                 kind_end="<｜tool▁sep｜>",
                 name_end="\n```json",
                 fence_close="```",
