@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from gateway.formats.base import ParseOptions
-from gateway.formats.cursor import Cursor
+from gateway.formats.cursor import SPACE, Cursor
 from gateway.formats.schema import Parameters
 from gateway.request import (
     ContentText,
@@ -142,6 +142,7 @@ class Calls:
         self._pieces: list[str] | None = None
         self._mismatch = False
         self._name = ""
+        self._before, self._prefix = "", ""  # the text from `raw_from` to the block's opener, until it is known to be a name
         self._ids: list[str] = []  # of the calls before `index`
         self._asides: list[tuple[int, str]] = []  # within the open call, or the one that begins, each with its offset
 
@@ -157,14 +158,26 @@ class Calls:
             known = self._parameters[name] = Parameters(self._schemas.get(name))
         return known
 
-    def begin(self) -> None:
-        """A block may begin at the cursor: from here on its text is kept."""
+    def begin(self, before: str = "", prefix: str = "") -> None:
+        """A block may begin at the cursor: from here on its text is kept. `before` its opener stands this text, which may be
+        `prefix` and the first call's name."""
         self.raw_from = self._cursor.offset
+        self._before, self._prefix = before.rstrip(SPACE), prefix
         if not self.pinned:
             self._cursor.keep()
 
+    def name_before(self, name: str | None) -> None:
+        """The block's first call has this name, or there is no call: what stood before the block's opener is content where it is
+        not the name, which may be its own namespace."""
+        text, self._before = self._before, ""
+        if text and (name is None or text.strip().removeprefix(self._prefix) not in (name, f"{name}.{name}")):
+            self._output.content(text)
+            self._cursor.revise(self.raw_from, self.raw_from + len(text), "content")
+            self.raw_from += len(text)
+
     def start(self, name: str, offset: int, native_id: str | None = None) -> None:
         """The next call's name is known; it stands at `offset`."""
+        self.name_before(name)
         del self._ids[self.index :]
         own = native_id if self._policy == "native" and native_id not in self._ids else None
         call_id = own or self._new_id()
@@ -201,6 +214,7 @@ class Calls:
     def between(self, to: int) -> None:
         """The text up to this index stands between two calls of a block, or before the first: it is content."""
         self.end_open()
+        self.name_before(None)
         self.fail("bad_header", self._cursor.offset, recovered=True)
         self._output.content(self._cursor.text[self._cursor.pos : to])
         self._cursor.advance(to, "content")

@@ -194,8 +194,15 @@ class Machine(Automaton):
 
     def _names_call(self, text: str, literal: str) -> bool:
         """Whether this text since the last marker is, or may be, the name of the call that follows it."""
-        named = self._spec.names_before_call and len(text.split()) == 1 and not text[-1].isspace()
-        return named and (literal in self._program.named or not (literal or self._cursor.final))
+        prefix, program = self._spec.name_before_call, self._program
+        if prefix is None or len(text.split()) != 1 or text[-1].isspace():
+            return False
+        word = text.strip()
+        if not literal:
+            return not self._cursor.final and (word.startswith(prefix) or prefix.startswith(word))
+        if literal in program.named:
+            return word.startswith(prefix) and word.removeprefix(prefix) in self._calls.names
+        return word.startswith(prefix) and literal in program.openers  # the call itself tells whether it is its name
 
     def _before_call(self, begin: int, at: int) -> int:
         """The index at which the text before a call ends, as the template writes newlines between them."""
@@ -291,7 +298,7 @@ class Machine(Automaton):
         cursor, calls = self._cursor, self._calls
         bare = not opener
         self._text(text_to)
-        calls.begin()
+        calls.begin(cursor.text[cursor.pos : at], self._spec.name_before_call or "")
         if bare and counted:
             calls.fail("missing_opener", cursor.base + at, recovered=True)
         cursor.advance(at + len(opener), "markup")
@@ -309,6 +316,7 @@ class Machine(Automaton):
         if outcome == "more":
             return False
         if outcome == "done":
+            self._calls.name_before(None)
             if self._suspicion is None:
                 self._cursor.forget()
             self._to_content()

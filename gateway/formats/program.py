@@ -14,8 +14,8 @@ DEFAULT_HELD_CHARS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The searches. `named` are the markers that a name may stand before; `thought_openers` and `thought_closers` begin and end a
-    thought; `openers` are the markers that begin a block, and whether they are the codec's own, the block's being left out;
+    """The searches. `named` are the markers, none of them a call's, that a tool's name may stand before; `thought_openers` and
+    `thought_closers` begin and end a thought; `openers` begin a block, with whether they are the codec's own, its being left out;
     `at_start` finds the `starters` too, which do so where the answer begins; `held_chars` caps what is held back: a value that is
     no string, a call in a thought."""
 
@@ -49,7 +49,7 @@ def compile_program(spec: FormatSpec, held_chars: int = DEFAULT_HELD_CHARS) -> P
         in_thought=Matcher(thought),
         in_damage=Matcher([*openers, *ends]),
         at_start=Matcher([*content, *starters], noted=openers),
-        named=frozenset([*openers, *bare, *(marker.text for marker in spec.named)]),
+        named=frozenset(marker.text for marker in spec.named),
         thought_openers=tuple(opener.text for opener, _ in pairs),
         thought_closers=closers,
         openers=bare | openers,

@@ -141,7 +141,8 @@ class FormatSpec:
     `transparent` markers are markup wherever content may stand (wrappers of the answer, of a section of calls).
     `newlines_before_call` is how many newlines the family's template writes between text and a call: as many are markup.
     `prompt_begins`: what the prompt may end with though it begins the answer's first marker, a transparent one or an opener.
-    `names_before_call`: between the last marker and a call's opener, or one of `named`, the call's name may stand, as markup.
+    `name_before_call`: where it is not None, this text and the call's name may stand between the last marker and the call's
+    opener, or one of `named`, as markup; any other text there is content.
     `tokens` are special tokens that are no markers but parts of them.
     `suffixed`: a checkpoint may write each tag with a suffix of its own, `<x:suffix>` (`gateway.formats.suffix`).
     `call_ids`: `random` ids are the gateway's; `nine_alnum` are nine letters or digits; `native` stand in the output.
@@ -157,7 +158,7 @@ class FormatSpec:
     suffixed: bool = False
     newlines_before_call: int = 0
     prompt_begins: str = ""
-    names_before_call: bool = False
+    name_before_call: str | None = None
     named: tuple[Marker, ...] = ()
     call_ids: IdPolicy = "random"
     call_syntax: CallSyntax | None = None

@@ -12,6 +12,7 @@ from gateway.formats import registry
 from gateway.formats.base import CallSyntax, ParseOptions
 from gateway.formats.calls import Calls, merged, nine_alnum
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
+from gateway.formats.codecs.named_json import NamedJson
 from gateway.formats.codecs.tagged import Tagged
 from gateway.formats.compiled import CompiledFormat, compile_format
 from gateway.formats.cursor import Cursor
@@ -374,3 +375,31 @@ def test_without_calls_a_thought_is_still_a_thought() -> None:
     deltas = [*parser.feed("<think>\nwell <tool_call>\n</think>\n\nHi <tool_call>"), *parser.finish("stop", Usage())]
     said = [delta for delta in merged(deltas) if not isinstance(delta, ParseFailure)]
     assert said == [ReasoningText("well <tool_call>"), ContentText("Hi <tool_call>"), Finish("stop", Usage())]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("@f<calls><call>f:{}</call></calls>", run.Folded("", "", (("f", "{}"),), (), "tool_calls")),
+        ("@g<calls><call>f:{}</call></calls>", run.Folded("", "@g", (("f", "{}"),), (), "tool_calls")),
+        ("f<calls><call>f:{}</call></calls>", run.Folded("", "f", (("f", "{}"),), (), "tool_calls")),
+        ("@<calls><call>f:{}</call></calls>", run.Folded("", "@", (("f", "{}"),), (), "tool_calls")),
+        ("@f <calls><call>f:{}</call></calls>", run.Folded("", "@f ", (("f", "{}"),), (), "tool_calls")),
+        ("@g<calls></calls>z", run.Folded("", "@gz", (), (("bad_header", True),), "stop")),
+        ("@g<calls>x<call>f:{}</call></calls>", run.Folded("", "@gx", (("f", "{}"),), (("bad_header", True),), "tool_calls")),
+        ("@g<calls><call>f:x", run.Folded("", "@g<calls><call>f:x", (), (("invalid_json", False),), "stop")),
+        ("@f<note>z", run.Folded("", "z", (), (), "stop")),
+        ("@g<note>z", run.Folded("", "@gz", (), (), "stop")),
+        ("@g", run.Folded("", "@g", (), (), "stop")),
+    ],
+)
+def test_only_the_calls_own_name_before_its_block_is_markup(raw: str, expected: run.Folded) -> None:
+    note = Marker("<note>")
+    spec = FormatSpec(
+        name="named",
+        blocks=(Block(Marker("<calls>"), Marker("</calls>"), NamedJson(name_end=":", call_open="<call>", call_close="</call>")),),
+        transparent=(note,),
+        name_before_call="@",
+        named=(note,),
+    )
+    assert _found(spec, raw) == expected

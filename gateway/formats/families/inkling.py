@@ -32,6 +32,6 @@ FORMAT = FormatSpec(
         _END,
         _END_OF_TURN,
     ),
-    names_before_call=True,
+    name_before_call="",
     named=(_FREE_TEXT, _TOOL_ERROR),
 )

@@ -28,6 +28,6 @@ FORMAT = FormatSpec(
         ),
     ),
     transparent=(_START, Marker("to=user<|message|>"), Marker("<|message|>"), _END, _END_OF_TURN),
-    names_before_call=True,
+    name_before_call="to=",
     tokens=("<|start|>", "<|message|>"),
 )
