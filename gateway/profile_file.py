@@ -19,6 +19,23 @@ _HEAD = """\
 """
 _CHECKED = re.compile(r"^checked:.*\n(?:(?:[ \t#].*)?\n)*", re.MULTILINE)
 _WIDTH = 128
+_FEW_LINES = 2
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that the reader would take for a number, though YAML 1.1 does not: `1e5`, `08`. Newlines are seen: as lines, or
+    where there are one or two as `\\n`."""
+
+    def text(self, value: str) -> yaml.ScalarNode:
+        lines = value.strip("\n").count("\n") + 1
+        style = None if "\n" not in value else ("|" if lines > _FEW_LINES else '"')
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"), list("-+.0123456789")
+)
 
 
 def read_profile(file: Path) -> Profile:
@@ -56,7 +73,7 @@ def profile_text(profile: Profile) -> str:
 
 
 def _yaml(values: object) -> str:
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=_WIDTH)
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH)
     return text
 
 

@@ -31,7 +31,7 @@ CalledText = Literal["beside", "thought", "before", "nowhere"]
 THOUGHT_PARTS = "content"  # the thought is a part of the content
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", THOUGHT_PARTS)
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-_THOUGHT_MARKS = (
+THOUGHT_MARKS = (
     *(("<think>", "</think>"), ("<|channel>", "<channel|>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")),
     *(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|inner_prefix|>", "<|inner_suffix|>")),
 )
@@ -153,7 +153,7 @@ def _cuts_at(rig: Rig) -> frozenset[str]:
         texts = (f"probebefore{end}probeafter", f"probebefore{begin}{end}probeafter", f"{begin}probebefore{end}probeafter")
         return rig.shows_all([[USER, _said(text), _MORE] for text in texts], "probebefore") == "drops"
 
-    return frozenset(end for begin, end in _THOUGHT_MARKS if cuts(begin, end))
+    return frozenset(end for begin, end in THOUGHT_MARKS if cuts(begin, end))
 
 
 def _said(text: str) -> Json:

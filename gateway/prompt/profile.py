@@ -6,7 +6,7 @@ What a person may change is followed: the format, the stop tokens, how a thought
 ones and back, `gateway.profile_file` keeps it on disk.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal
@@ -45,7 +45,8 @@ class FormatChoice:
 class Loop:
     """Whether each request of an agent's loop begins with the whole of the one before, so that a cache holds.
 
-    Where it does not: the tokens of the earlier request that are lost with each turn, and the text at which they part.
+    Where it does not: the tokens of the earlier request that a turn loses, the most of a loop with short texts, and the earlier
+    request's text from where they part.
     """
 
     stable: bool
@@ -55,9 +56,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """How the generation prompt leaves the thought for each value of the thinking switch (`none`: not given)."""
+    """`field` is where the template reads thoughts, None where it reads none; `written` what it writes for an answer with one.
+    `start` is how the generation prompt leaves the thought for each value of the thinking switch (`none`: not given)."""
 
-    field: str
+    field: str | None
+    written: str
     start: Mapping[Literal["none", "true", "false"], Literal["open", "closed", "unopened"]]
     kept_in_tool_loop: bool
     kept_after_user: bool
@@ -168,11 +171,34 @@ def profile_of(values: Mapping[str, Any]) -> Profile:
     version = values.get("interlock_profile")
     if version != VERSION:
         raise ModelFileError(f"interlock_profile is {version!r}; this version reads {VERSION}: derive the profile again.")
+    for part, kind in (("templates", Capabilities), ("found", Found)):
+        named = values.get(part)
+        for name, value in named.items() if isinstance(named, Mapping) else ():
+            _converted(value, kind, f"{part}.{name}")
+    profile: Profile = _converted(dict(values), Profile, "")
+    if unknown := next(_unknown(values, profile_values(profile), ()), None):
+        raise ModelFileError(f"{'.'.join(unknown)}: not a field of a profile.")
+    return profile
+
+
+def _converted(value: object, kind: type, at: str) -> Any:
     try:
-        return msgspec.convert(dict(values), Profile)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        raise ModelFileError(f"{path.rstrip('`') or 'the profile'}: {message[:1].lower()}{message[1:]}") from None
+        message, _, place = str(error).partition(" - at `")
+        path = f"{at}{place.rpartition('$')[2].rstrip('`')}".removeprefix(".") or "the profile"
+        raise ModelFileError(f"{path}: {message[:1].lower()}{message[1:]}") from None
+
+
+def _unknown(given: object, known: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Where a key was given that nothing reads: a slip, since what it should say would be lost without a word."""
+    if isinstance(given, Mapping) and isinstance(known, Mapping):
+        yield from ((*path, key) for key in given if key not in known)
+        for key in given.keys() & known.keys():
+            yield from _unknown(given[key], known[key], (*path, key))
+    elif isinstance(given, list) and isinstance(known, list):
+        for at, (one, other) in enumerate(zip(given, known, strict=False)):
+            yield from _unknown(one, other, (*path, str(at)))
 
 
 def differing(recorded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:

@@ -120,6 +120,11 @@ class Prompter:
         return {text: self.tokenizer.special_ids[text] for text in sorted(filter(None, found))}
 
     @property
+    def abilities(self) -> Mapping[str, Capabilities]:
+        """What each template can do that prompts are made with, by its name."""
+        return self._can
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the template does with each kind of message; the one for tools, where the model has one of its own."""
         return self._can.get(TOOL_USE, self._can[DEFAULT])

@@ -76,6 +76,10 @@ class Rig:
         }
         return self._template.render({**self._specials, **switches, **given})
 
+    def drawn(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """The text of these, without a generation prompt."""
+        return self.render(messages, tools=[dict(tool) for tool in tools or ()])
+
     def reason(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Why the template does not show these, in its own words."""
         try:
