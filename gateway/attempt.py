@@ -5,7 +5,6 @@ client left; by the request's `Finished` when it served. The engine's connection
 """
 
 import asyncio
-from dataclasses import replace
 
 from engines.base import Chunk, Reader, Work
 from gateway.course import Course, course_of
@@ -13,6 +12,7 @@ from gateway.errors import EngineBroke, EngineGone, EngineUnreachable, GatewayEr
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
 from gateway.job import Job
+from gateway.reading import work_for
 from gateway.timer import StageTimer
 from gateway.upstream import Exchange
 from gateway.wire.sse import SseError, SseReader
@@ -108,23 +108,8 @@ class Attempt:
         model = self._member.engine_model
         if prompt is None or job.model.rendered is None:
             return Work(request=job.request, model=model)
-        tokenizer = job.model.rendered.prompter.tokenizer
-        form = job.model.rendered.format_for(bool(job.request.offered))
-        constraint = prompt.constraint
-        if constraint is not None and (closer := form.open_thought(prompt.tail)) is not None:
-            constraint = replace(constraint, thought_closer=closer)
-        return Work(
-            request=job.request,
-            ids=prompt.ids,
-            stop_ids=prompt.stop_ids,
-            stop_texts={token: tokenizer.text_of(token) for token in prompt.stop_ids},
-            special_ids=tokenizer.special_ids.values(),
-            visible=form.visible,
-            constraint=constraint,
-            max_tokens=prompt.max_tokens,
-            model=model,
-            choice=self._choice + self._number * job.request.n,
-        )
+        choice = self._choice + self._number * job.request.n
+        return work_for(job.model.rendered, job.request, prompt, model=model, choice=choice)
 
     async def _check_head(self, exchange: Exchange) -> None:
         if exchange.status != 200:

@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engines.base import Chunk, Traits, Work
-from gateway.answer import AnswerChecker, AnswerReader, CallChecker, PassedReader
+from gateway.answer import AnswerChecker, CallChecker, PassedReader
 from gateway.errors import EngineBroke
-from gateway.formats.base import ParseOptions
 from gateway.formats.check import call_check
 from gateway.job import Job
-from gateway.leak import LeakedTexts, Leaks, leaked_ids
 from gateway.model import Rendered
-from gateway.prompt.tokenizer import Tokenizer
-from gateway.request import CallAnswer, Delta, Finish, ParseFailure, Prompt, Tokens
-from gateway.thought import ThoughtLimit
+from gateway.reading import reader_for, thought_limit
+from gateway.request import Delta, Finish, ParseFailure, Prompt, Tokens
 
 _UNSEEN = frozenset({ParseFailure, Finish, Tokens})  # what a reader of the answer does not see
 
@@ -57,32 +54,18 @@ class RenderedCourse:
     """
 
     def __init__(self, job: Job, rendered: Rendered, prompt: Prompt, choice: int, *, by_ids: bool) -> None:
-        """`by_ids`: the engine streams every id, so that the ids are what is read, and markers are ids, but in calls that a
-        grammar makes: it knows texts only, so that the model may have spelled a marker."""
-        request, tokenizer = job.request, rendered.prompter.tokenizer
-        marked_by_ids = by_ids and not isinstance(prompt.constraint, CallAnswer)
-        parser = rendered.format_for(bool(request.offered)).parser(
-            ParseOptions(
-                tools=request.offered,
-                prompt_tail=prompt.tail,
-                new_call_id=job.services.new_call_id,
-                marker_ids=tokenizer.special_ids if marked_by_ids else {},
-                calls=request.tool_choice.mode != "none",
-                hold_arguments=rendered.hold_arguments or not job.sink.streamed,  # so that a call cut by the limit is its text
-            )
-        )
-        self._reader = AnswerReader(
-            parser,
+        """`by_ids` as for `reader_for`."""
+        self._reader = reader_for(
+            rendered,
+            job.request,
+            prompt,
             rules=job.model.rules,
-            prompt_tokens=len(prompt.ids),
-            stop=request.stop,
-            one_call=not request.parallel_tool_calls or rendered.prompter.one_call,
-            checker=_answer_checker(job),
-            detokenizer=tokenizer.detokenizer() if by_ids else None,
-            leaks=_leaks(job, prompt, tokenizer, by_ids=by_ids),
-            data_of=tokenizer.data_of if request.logprobs is not None or request.return_token_ids else None,
+            by_ids=by_ids,
+            hold_arguments=rendered.hold_arguments or not job.sink.streamed,  # so that a call cut by the limit is its text
+            new_call_id=job.services.new_call_id,
+            check=job.check,
         )
-        self._limit = _limit(job, self._reader, rendered)
+        self._limit = thought_limit(rendered, job.request, self._reader)
         self._read = self._limit.read if self._limit is not None else self._reader.read
         self._encoder = job.encoder
         self._ledger = job.ledger
@@ -211,32 +194,12 @@ class PassedCourse:
         """The reader of a choice that is new."""
         if not 0 <= choice < self._expected:
             raise EngineBroke("The engine sent a choice that was not asked for.")
-        checker = None if self._job.request.stop else _answer_checker(self._job)  # a stop string may have cut it
+        check = None if self._job.request.stop else self._job.check  # a stop string may have cut it
+        checker = AnswerChecker(check) if check is not None else None
         reader = PassedReader(CallChecker(self._check), rules=self._job.model.rules, checker=checker)
         self._readers[choice] = reader
         self._job.ledger.begin(choice, reader.tally)
         return reader
-
-
-def _leaks(job: Job, prompt: Prompt, tokenizer: Tokenizer, *, by_ids: bool) -> Leaks | None:
-    """What counts tokens that have no place in the answer. Where the client wants it to go on after stop tokens they have one."""
-    stop_ids = frozenset[int]() if job.request.sampling.ignore_eos else prompt.stop_ids
-    if by_ids:
-        return leaked_ids(stop_ids, tokenizer.vocab_size)
-    texts = [text for token_id in stop_ids if (text := tokenizer.text_of(token_id)) in tokenizer.special_ids]
-    return LeakedTexts(texts) if texts else None
-
-
-def _limit(job: Job, reader: AnswerReader, rendered: Rendered) -> ThoughtLimit | None:
-    """What minds how long the thoughts are, where that is limited."""
-    request, end = job.request, rendered.thought_end_for(bool(job.request.offered))
-    if request.reasoning_budget is None or end is None:
-        return None
-    return ThoughtLimit(reader, tokens=request.reasoning_budget, end=end, tokenizer=rendered.prompter.tokenizer)
-
-
-def _answer_checker(job: Job) -> AnswerChecker | None:
-    return AnswerChecker(job.check) if job.check is not None else None
 
 
 def course_of(job: Job, choice: int, traits: Traits) -> Course:
