@@ -17,7 +17,7 @@ IMPURE_LIBRARIES = frozenset(
     "subprocess tempfile threading time uuid uvicorn uvloop".split()  # one line a list, not one line a word
 )
 JSON_LIBRARIES = frozenset({"json", "orjson", "simplejson", "ujson", "rapidjson"})
-OPTIONAL = frozenset({"xllamacpp"})
+OPTIONAL = frozenset({"xllamacpp", "transformers"})
 MUTABLE = frozenset({"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"})
 VAGUE = frozenset({"utils", "util", "helpers", "helper", "manager", "service", "common", "misc"})
 

@@ -39,6 +39,10 @@ class Reference(Protocol):
     def ids(self, draft: Draft) -> Sequence[int] | None:
         """The prompt's ids; None where it has no tokenizer for this model."""
 
+    @property
+    def without_ids(self) -> str:
+        """Why it has no tokenizer for this model; empty where it has one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:

@@ -56,6 +56,8 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 # What running a template can raise, beside TemplateError: its own mistakes, met with this conversation.
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+RENDER_FAULTS: tuple[type[Exception], ...] = (TemplateError, *_FAULTS)
+"""What another renderer of the same template may raise."""
 
 
 class ChatTemplate:

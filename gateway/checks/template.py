@@ -1,0 +1,292 @@
+"""The test `template`: prompts are those of the model's own files, whole, and the same as another renderer makes of them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gateway.checks.base import Case, Reference, Status, Subject
+from gateway.checks.conversations import Conversation, Mark, conversations
+from gateway.checks.reference import MISSING
+from gateway.errors import BadRequest, shown
+from gateway.prompt.model_files import DEFAULT, TOOL_USE
+from gateway.prompt.normalize import thinking_switch
+from gateway.prompt.probe import THINKING_SWITCHES, Capabilities
+from gateway.prompt.profile import differing
+from gateway.prompt.prompter import Plan
+from gateway.request import GenerateRequest, Message, Prompt, ToolSpec
+
+_ASKED, _SAID, _NEXT = "askedturnmark", "saidturnmark", "nextturnmark"
+_MARKER = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z][A-Z_]{1,30}\]")
+_INDEX = re.compile(r"messages\[(\d{1,4})\]")
+_SPELLED = 4  # control tokens
+_AROUND = 30  # characters shown on either side of a difference
+_ONBOARD = "run `interlock onboard` again, look the profile through, and check anew"
+_OURS = "the gateway and transformers are at odds about this template: report it, and do not serve the model with it until then"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A conversation and what became of it: a prompt, or an error, or marks that the prompt should show and does not."""
+
+    conversation: Conversation
+    plan: Plan | None = None
+    prompt: Prompt | None = None
+    lost: tuple[Mark, ...] = ()
+    error: BadRequest | None = None
+
+
+def check_template(subject: Subject) -> Iterator[Case]:
+    """Its cases: the files, each conversation by itself and against the reference, then what holds for all of them."""
+    yield from _files(subject)
+    yield from _markers(subject)
+    yield from _without_reference(subject.reference)
+    tried: list[_Tried] = []
+    for conversation in _conversations(subject):
+        tried.append(_try(subject, conversation))
+        yield _judged(subject, tried[-1])
+        yield from _compared(subject.reference, tried[-1])
+    yield _bos(subject, tried)
+    yield _twice(subject, tried)
+
+
+def _case(name: str, status: Status = "passed", diagnosis: str = "", fix: str = "") -> Case:
+    return Case("template", name, status, diagnosis, fix)
+
+
+def _files(subject: Subject) -> Iterator[Case]:
+    changes = differing(subject.profile.files, subject.now)
+    if not changes:
+        yield _case("files")
+    for change in changes:
+        yield _case(f"files: {change.partition(' ')[0]}", "failed", f"{change} since the profile was made", _ONBOARD)
+
+
+def _without_reference(reference: Reference | None) -> Iterator[Case]:
+    if reference is None:
+        why = f"the prompts were not compared with another renderer's: {MISSING}"
+        yield _case("reference", "skipped", why, "install it where the check runs")
+    elif reference.without_ids:
+        yield _case("reference ids", "skipped", f"the token ids were not compared: {reference.without_ids}")
+
+
+def _conversations(subject: Subject) -> Iterator[Conversation]:
+    prompter = subject.prompter
+    renderer, can = prompter.renderer, prompter.capabilities
+    reads = frozenset().union(*(template.variables for template in renderer.templates.values()))
+    ends = [*prompter.turn_ends, *map(prompter.tokenizer.text_of, sorted(prompter.stop_ids))]
+    spelled = [text for text in dict.fromkeys([*ends, *sorted(renderer.controls)]) if text in renderer.controls]
+    return conversations(
+        tools=_plannable(subject),
+        thoughts=can.reasoning is not None,
+        switch=not reads.isdisjoint(THINKING_SWITCHES),
+        controls=spelled[:_SPELLED],
+    )
+
+
+def _plannable(subject: Subject) -> bool:
+    """Whether tools can be shown: by the template, or by the gateway's own words."""
+    try:
+        subject.prompter.plan(GenerateRequest("", (Message("user", "a"),), (ToolSpec("f"),)))
+    except BadRequest:
+        return False
+    return True
+
+
+def _try(subject: Subject, conversation: Conversation) -> _Tried:
+    """What the gateway makes of it. The proof that every word is shown comes last: without it the text tells what is missing."""
+    prompter, plan = subject.prompter, None
+    try:
+        plan = prompter.plan(conversation.request)
+        text = prompter.renderer.render(replace(plan.draft, claims=())).text
+        can = subject.profile.templates[plan.draft.template]
+        lost = tuple(mark for mark in conversation.marks if mark.word not in text and not _left_out(mark, conversation, can))
+        if lost:
+            return _Tried(conversation, plan, None, lost)
+        return _Tried(conversation, plan, prompter.prompt(conversation.request))
+    except BadRequest as error:
+        return _Tried(conversation, plan, error=error)
+
+
+def _left_out(mark: Mark, conversation: Conversation, can: Capabilities) -> bool:
+    """Whether the profile says that the template leaves this out: thoughts, and text beside calls."""
+    if mark.kind == "beside":
+        return can.called_text in ("nowhere", "thought")
+    if mark.kind != "thought":
+        return False
+    request = conversation.request
+    asked = max((index for index, message in enumerate(request.messages) if message.role == "user"), default=-1)
+    hidden = can.reasoning is None or thinking_switch(request.template_kwargs) in can.hides_thoughts
+    running = mark.index > asked and bool(request.messages[mark.index].tool_calls)  # thoughts of a loop are always needed
+    return hidden or (not running and can.old_thoughts != "yes")
+
+
+def _judged(subject: Subject, tried: _Tried) -> Case:
+    name, request = tried.conversation.name, tried.conversation.request
+    if tried.lost:
+        return _lost(subject, tried)
+    if tried.error is None:
+        return _case(name)
+    where = tried.error.param or "the request"
+    if request.continue_final_message or tried.conversation.spells_controls:
+        return _case(name, "skipped", f"{where} is refused, as the template does not allow it: {tried.error.message}")
+    needs = _needs(request, tried.error.param)
+    said = _said(subject, tried, needs)
+    if any(value != "yes" for value in said.values()):
+        return _case(name)
+    return _case(
+        name,
+        "failed",
+        f"{where} is refused ({tried.error.message}), though the profile says {_listed(said)}",
+        f"say under `templates` in the profile what the template cannot show, or {_ONBOARD}",
+    )
+
+
+def _lost(subject: Subject, tried: _Tried) -> Case:
+    mark = tried.lost[0]
+    said = _said(subject, tried, _needs(tried.conversation.request, mark.place))
+    others = f" (and {len(tried.lost) - 1} more)" if len(tried.lost) > 1 else ""
+    role = tried.conversation.request.messages[mark.index].role if mark.index >= 0 else "tool"
+    return _case(
+        tried.conversation.name,
+        "failed",
+        f"the {mark.kind} of {mark.place}, role {role}, is not in the prompt: the template drops {mark.word}{others}, "
+        f"though the profile says {_listed(said)}",
+        f"say `drops` for it under `templates` in the profile, so that the gateway maps or refuses it, or {_ONBOARD}",
+    )
+
+
+def _said(subject: Subject, tried: _Tried, names: tuple[str, ...]) -> Mapping[str, str]:
+    """What the profile says of these abilities."""
+    templates = subject.profile.templates
+    can = templates[tried.plan.draft.template] if tried.plan else templates.get(TOOL_USE, templates[DEFAULT])
+    return {name: str(getattr(can, name)) for name in names}
+
+
+def _listed(said: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in said.items()) or "nothing of it"
+
+
+def _needs(request: GenerateRequest, place: str | None) -> tuple[str, ...]:
+    """The template's abilities that this field of the request needs; all that the request needs where it names no message."""
+    found = _INDEX.match(place or "")
+    if (place or "").startswith("tools"):
+        return ("tools",)
+    if found and int(found[1]) < len(request.messages):
+        return _of_message(request, int(found[1]))
+    return tuple(dict.fromkeys(need for index in range(len(request.messages)) for need in _of_message(request, index)))
+
+
+def _of_message(request: GenerateRequest, index: int) -> tuple[str, ...]:
+    message, before = request.messages[index], request.messages[:index]
+    later = any(each.role not in ("system", "developer") for each in before)
+    match message.role:
+        case "system":
+            return ("later_system", "system") if later else ("system",)
+        case "developer":
+            return ("later_developer", "later_system") if later else ("developer", "system")
+        case "tool" | "function":
+            return ("tool_results",)
+        case "user":
+            called = before and before[-1].tool_calls
+            return ("open_calls",) if called else ("consecutive_users",)
+        case _:
+            first = ("first_answer", "first_beside_tools") if not any(each.role == "user" for each in before) else ()
+            calls = ("tool_calls", "parallel_calls")[: len(message.tool_calls)]
+            return first + (calls or ("consecutive_assistants", "empty_answer"))
+
+
+def _compared(reference: Reference | None, tried: _Tried) -> Iterator[Case]:
+    """Text and ids against the reference's, of a prompt that the gateway made."""
+    if reference is None or tried.plan is None or tried.prompt is None:
+        return
+    name, draft = f"{tried.conversation.name} as {reference.name.partition(' ')[0]}", tried.plan.draft
+    try:
+        text, ids = reference.text(draft), reference.ids(draft)
+    except BadRequest as error:
+        yield _case(name, "failed", f"{error.message}, and the gateway does", _OURS)
+        return
+    if text != tried.prompt.text:
+        yield _case(name, "failed", f"the prompts part {_parting(tried.prompt.text, text)}", _OURS)
+    elif ids is not None and not tried.conversation.spells_controls and tuple(ids) != tried.prompt.ids:
+        at = next((at for at, (own, other) in enumerate(zip(tried.prompt.ids, ids, strict=False)) if own != other), len(ids))
+        own, other = list(tried.prompt.ids[at : at + 5]), list(ids[at : at + 5])
+        yield _case(name, "failed", f"the texts are the same, the token ids part at {at}: {own}, by the reference {other}", _OURS)
+    else:
+        yield _case(name)
+
+
+def _parting(own: str, other: str) -> str:
+    at = next((at for at, (one, two) in enumerate(zip(own, other, strict=False)) if one != two), min(len(own), len(other)))
+    begin = max(at - _AROUND, 0)
+    return f"at character {at}: {own[begin : at + _AROUND]!r}, by the reference {other[begin : at + _AROUND]!r}"
+
+
+def _bos(subject: Subject, tried: list[_Tried]) -> Case:
+    """Each prompt begins with the BOS once where the files want one, and never with two. The gateway adds none itself."""
+    files, tokenizer = subject.files, subject.prompter.tokenizer
+    text = files.bos or files.specials.get("bos_token")
+    bos = tokenizer.special_ids.get(text, tokenizer.id_of(text)) if text else None
+    for made in (each.prompt for each in tried if each.prompt is not None and bos is not None):
+        begun = [each for each in made.ids[:8] if each == bos or tokenizer.text_of(each).strip()]
+        count = next((at for at, each in enumerate(begun) if each != bos), len(begun))
+        if count > 1:
+            return _case(
+                "bos",
+                "failed",
+                f"the prompt begins with {text} {count} times: {made.text[:_AROUND]!r}",
+                "let the chat template write it once: the gateway adds none",
+            )
+        if count == 0 and files.bos is not None:
+            return _case(
+                "bos",
+                "failed",
+                f"the model's files want {text} before each prompt, but this one begins with {made.text[:_AROUND]!r}",
+                "write {{ bos_token }} at the head of the chat template, or say add_bos_token: false if it was trained so",
+            )
+    return _case("bos")
+
+
+def _markers(subject: Subject) -> Iterator[Case]:
+    """What looks like a control token around turns is one. Of markers that are text a model cannot tell what a client wrote."""
+    tokenizer = subject.prompter.tokenizer
+    messages = (Message("user", _ASKED), Message("assistant", _SAID), Message("user", _NEXT))
+    try:
+        text = subject.prompter.prompt(GenerateRequest("", messages)).text
+    except BadRequest as error:
+        yield _case("markers", "failed", f"a plain conversation is refused: {error.message}", "use the model's own chat template")
+        return
+    between, _, opening = text.partition(_ASKED)[2].partition(_NEXT)
+    after = between.partition(_SAID)[2]
+    spelled = {marker: len(tokenizer.encode_after(marker)) for marker in dict.fromkeys(_MARKER.findall(between + opening))}
+    split = [f"{marker} is {count} tokens" for marker, count in spelled.items() if count != 1]
+    ended = next((token for token in tokenizer.special_ids if token in after), None)
+    if not split:
+        yield _case("markers")
+    elif ended is None:
+        yield _case(
+            "markers",
+            "failed",
+            f"the template parts turns with {after!r}, which is no token of this vocabulary: {', '.join(split)}",
+            "use the chat template that was made for this model: this one is of another",
+        )
+    else:
+        yield _case(
+            "markers",
+            "skipped",
+            f"{', '.join(split)}, text to this vocabulary; turns end with the token {shown(ended)} all the same. Whether the "
+            "model was trained so only its maker knows",
+        )
+
+
+def _twice(subject: Subject, tried: list[_Tried]) -> Case:
+    """The same request gives the same prompt, whatever was rendered in between."""
+    for each in tried:
+        if each.prompt is not None and (again := subject.prompter.prompt(each.conversation.request)) != each.prompt:
+            parts = _parting(each.prompt.text, again.text) if again.text != each.prompt.text else "in their token ids"
+            return _case(
+                "twice",
+                "failed",
+                f"{each.conversation.name} gave two prompts, which part {parts}",
+                "check again; where it is the time of day, let the template write no more than the date",
+            )
+    return _case("twice")
