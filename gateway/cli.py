@@ -22,8 +22,11 @@ from gateway.errors import BadRequest, ModelFileError, SettingsError
 from gateway.formats.registry import load as load_formats
 from gateway.model import Model
 from gateway.observe.logs import configure_logging, record_writer
+from gateway.onboarding import ProfileThere, keep, summary
+from gateway.onboarding import onboard as derive_profile
 from gateway.parsing import chunking, read_case, read_tools
 from gateway.parsing import parse as parse_case
+from gateway.profile_file import profile_text
 from gateway.server.listen import PortTaken
 from gateway.settings import ServerSettings
 from gateway.settings_fit import ToolMode
@@ -109,6 +112,35 @@ def up(
         return 0
 
     _run(main, sockets)
+
+
+@app.command()
+def onboard(
+    *,
+    model: Annotated[Path, typer.Argument(help="A GGUF file or a model's directory.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where the profile goes. Default: standard output.")
+    ] = None,
+    form: Annotated[str | None, typer.Option("--format", help="The model's format, where you know it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a profile that says something else.")] = False,
+) -> None:
+    """Derive a model's profile from its files, and say what the model can and cannot do."""
+    formats = load_formats()
+    if form is not None and form not in formats:
+        raise typer.BadParameter(f"{form!r} is no format (docs/formats.md lists them)", param_hint="--format")
+    profile = derive_profile(model, formats, form)
+    for line in summary(profile):
+        typer.echo(line, err=output is None)
+    if output is None:
+        typer.echo(profile_text(profile), nl=False)
+    else:
+        try:
+            written = keep(output, profile, replace=force)
+        except ProfileThere as error:
+            _fail(str(error), 2)
+        typer.echo(f"{output}: {'written' if written else 'says the same already'}")
+    if profile.format.name is None:
+        _fail(f"the format of {profile.model} is not told by its template: name it with `--format`, or in the profile")
 
 
 @app.command()
