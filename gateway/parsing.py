@@ -124,7 +124,7 @@ def parse(case: Case, formats: Mapping[str, Format], chunks: Chunks) -> Mapping[
     deltas = _deltas(case, formats[case.format], chunks)
     if case.tools is None:  # then none is unknown
         deltas = [delta for delta in deltas if not (isinstance(delta, ParseFailure) and delta.kind == "unknown_tool")]
-    return _folded(deltas)
+    return folded(deltas)
 
 
 def _deltas(case: Case, form: Format, chunks: Chunks) -> list[Delta]:
@@ -189,7 +189,7 @@ def _spec(tool: _Tool, index: int) -> ToolSpec:
     return ToolSpec(function.name, function.description, function.parameters)
 
 
-def _folded(deltas: Iterable[Delta]) -> Mapping[str, Any]:
+def folded(deltas: Iterable[Delta]) -> Mapping[str, Any]:
     """The whole answer: a call that never ended is none."""
     reasoning: list[str] = []
     content: list[str] = []
