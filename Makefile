@@ -7,6 +7,9 @@ FUZZ_S ?= 600
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PURE := gateway/wire/*,gateway/dialects/*,gateway/prompt/*,gateway/formats/*,gateway/routing/*
+# Tests that know no clock and start no process, most of the time of all: on every core at once. The others run alone after them.
+SPREAD := tests/formats tests/prompt/test_conformance_ids.py tests/prompt/test_conformance_mistral.py \
+	tests/prompt/test_conformance_templates.py
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
 .PHONY: run test test-vllm lint bench conformance splits fuzz services docs docs-check lock clean
@@ -16,7 +19,8 @@ run: .venv/.run  ## Interlock with a local engine and a small model
 
 test: .venv/.dev  ## every test, with the coverage that must hold
 	@scripts/services || echo "The tests that need these programs are skipped."
-	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m pytest --cov --cov-report= --numprocesses auto --dist worksteal $(SPREAD)
+	$(BIN)/python -m pytest --cov --cov-report= --cov-append $(SPREAD:%=--ignore %)
 	@echo "Coverage of everything (at least 90%):" && $(BIN)/coverage report --fail-under=90
 	@echo "Coverage of the pure packages (at least 98%):" && $(BIN)/coverage report --include='$(PURE)' --fail-under=98
 
@@ -40,7 +44,7 @@ conformance: .venv/.dev  ## the public suite canitoolcall through our parsers, b
 	PYTHONPATH=tests $(BIN)/python -m conformance.run
 
 splits: .venv/.dev  ## every transcript of every format in 200 random splits
-	FORMAT_SPLITS=200 $(BIN)/python -m pytest --quiet tests/formats/test_transcripts.py
+	FORMAT_SPLITS=200 $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal tests/formats/test_transcripts.py
 
 fuzz: .venv/.dev  ## coverage-guided fuzzing of the formats, FUZZ_S seconds (600)
 	$(PIP) --no-deps --target .cache/fuzz atheris==3.0.0

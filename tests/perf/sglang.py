@@ -15,7 +15,7 @@ from gateway.formats.base import Format
 from gateway.request import ToolSpec
 from gateway.wire import jsonio
 
-ONE_TRY_S = 3.0  # of CPU, after which a parse is given up
+ONE_TRY_S = 2.0  # of CPU, after which a parse is given up
 TRIES_S = 1.0  # of CPU, after which no further try begins
 _STEP = 32
 
