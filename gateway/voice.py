@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,8 +42,15 @@ def voice_of(speech: Speech, formats: Mapping[str, Format]) -> Voice:
     return wired(files, speech, formats, profile)
 
 
-def wired(files: ModelFiles, speech: Speech, formats: Mapping[str, Format], profile: Profile | None) -> Voice:
-    """As `voice_of`, for files that are read, whatever they were when the profile was made."""
+def wired(
+    files: ModelFiles,
+    speech: Speech,
+    formats: Mapping[str, Format],
+    profile: Profile | None,
+    clock: Callable[[], datetime] | None = None,
+) -> Voice:
+    """As `voice_of`, for files that are read, whatever they were when the profile was made. `clock` tells templates the date, in
+    place of the system's."""
     own = _format(files, speech, formats, profile)
     call_format = own
     if speech.tools == "constrained" and own.call_syntax is None:
@@ -52,7 +59,7 @@ def wired(files: ModelFiles, speech: Speech, formats: Mapping[str, Format], prof
         files,
         tools=speech.tools,
         syntax=call_format.call_syntax,
-        clock=_now,
+        clock=clock or _now,
         seconds=time.thread_time,
         guard=threading.Lock(),
         control_tokens=speech.control_tokens,

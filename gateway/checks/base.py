@@ -81,8 +81,8 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no case failed."""
-        return not any(case.status == "failed" for case in self.cases)
+        """Whether each test passed: no case failed, and one at least could be run."""
+        return not self.checked().failed
 
     def checked(self) -> Checked:
         """What the profile keeps of it."""

@@ -55,7 +55,7 @@ TOOLS = (
     ToolSpec(_PING, "Says hello.", {"type": "object", "properties": {}, "required": []}),
 )
 
-_NESTED = {"all": [{"key": "a", "values": [1, 2.5, True, "x"]}, {"deep": {"er": []}}], "none": {}}
+_NESTED: Mapping[str, Any] = {"all": [{"key": "a", "values": [1, 2.5, True, "x"]}, {"deep": {"er": []}}], "none": {}}
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     _SINGLE: {TEXT: VALUE},
     "numbers and booleans": {"count": 42, "ratio": -0.5, "flag": True},
