@@ -87,7 +87,7 @@ def conversations(*, tools: bool, thoughts: bool, switch: bool, controls: Sequen
     yield from _named(_thinking_loops() if tools and thoughts else {})
     if controls:
         spelling = Message("user", f"Say askmark {' '.join(controls)} now.")
-        yield Conversation("control-tokens", _asked(spelling, _SAID, _MORE), spells_controls=True)
+        yield Conversation("control tokens", _asked(spelling, _SAID, _MORE), spells_controls=True)
 
 
 def _named(requests: Mapping[str, GenerateRequest]) -> Iterator[Conversation]:
@@ -104,29 +104,29 @@ def _plain() -> dict[str, GenerateRequest]:
         "user": _asked(_ASK),
         "system": _asked(_SYSTEM, _ASK),
         "developer": _asked(_DEVELOPER, _ASK),
-        "system-developer": _asked(_SYSTEM, _DEVELOPER, _ASK),
-        "later-system": _asked(_SYSTEM, _ASK, _SAID, Message("system", "Now at length, laterinmark."), _MORE),
-        "later-developer": _asked(_ASK, _SAID, _DEVELOPER, _MORE),
-        "multi-turn": _asked(_SYSTEM, _ASK, _SAID, _MORE, Message("assistant", "That, againmark."), _LAST),
-        "two-users": _asked(_ASK, _MORE),
-        "two-users-later": _asked(_ASK, _SAID, _MORE, _LAST),
+        "system developer": _asked(_SYSTEM, _DEVELOPER, _ASK),
+        "later system": _asked(_SYSTEM, _ASK, _SAID, Message("system", "Now at length, laterinmark."), _MORE),
+        "later developer": _asked(_ASK, _SAID, _DEVELOPER, _MORE),
+        "multi turn": _asked(_SYSTEM, _ASK, _SAID, _MORE, Message("assistant", "That, againmark."), _LAST),
+        "two users": _asked(_ASK, _MORE),
+        "two users later": _asked(_ASK, _SAID, _MORE, _LAST),
         "parts": _asked(Message("user", parts)),
         "unicode": _asked(Message("system", f"systemmark {_UNICODE}"), Message("user", f"{_UNICODE} askmark {_UNICODE}")),
         "markup": _asked(Message("system", f"{_MARKUP} systemmark"), Message("user", f"askmark {_MARKUP}")),
         "blanks": _asked(Message("system", "\n systemmark \t\n"), Message("user", "  askmark \n\n"), _SAID, _MORE),
-        "empty-user": _asked(_ASK, _SAID, Message("user", "")),
+        "empty user": _asked(_ASK, _SAID, Message("user", "")),
     }
 
 
 def _answers() -> dict[str, GenerateRequest]:
     begun = Message("assistant", "It begins, saidmark")
     return {
-        "empty-answer": _asked(_ASK, Message("assistant", ""), _MORE),
-        "null-answer": _asked(_ASK, Message("assistant", None), _MORE),
-        "two-answers": _asked(_ASK, _SAID, Message("assistant", "One more, againmark."), _MORE),
-        "first-answer": _asked(_SAID, _ASK),
+        "empty answer": _asked(_ASK, Message("assistant", ""), _MORE),
+        "null answer": _asked(_ASK, Message("assistant", None), _MORE),
+        "two answers": _asked(_ASK, _SAID, Message("assistant", "One more, againmark."), _MORE),
+        "first answer": _asked(_SAID, _ASK),
         "continue": _asked(_SYSTEM, _ASK, begun, add_generation_prompt=False, continue_final_message=True),
-        "no-generation-prompt": _asked(_ASK, _SAID, add_generation_prompt=False),
+        "no generation prompt": _asked(_ASK, _SAID, add_generation_prompt=False),
     }
 
 
@@ -150,25 +150,25 @@ def _called(names: Sequence[str]) -> dict[str, GenerateRequest]:
     again = [_calling(_call(3, '{"city": "thirdmark"}')), _result(_call(3), "20 degrees, laterresultmark")]
     made = {
         "tools": _asked(_ASK, tools=(_WEATHER,)),
-        "several-tools": _asked(_SYSTEM, _ASK, tools=(_WEATHER, _SEARCH, _CLOCK)),
+        "several tools": _asked(_SYSTEM, _ASK, tools=(_WEATHER, _SEARCH, _CLOCK)),
         "call": _asked(*loop, tools=(_WEATHER,)),
-        "parallel-calls": _asked(*both, tools=(_WEATHER, _SEARCH)),
-        "results-reordered": _asked(*both[:2], *both[:1:-1], tools=(_WEATHER, _SEARCH)),
-        "text-beside-call": _asked(_ASK, _calling(text="Let me look, besidemark."), _result(), tools=(_WEATHER,)),
-        "two-loops": _asked(_SYSTEM, *loop, *again, tools=(_WEATHER,)),
-        "loop-answered": _asked(*loop, _SAID, tools=(_WEATHER,), add_generation_prompt=False),
-        "loop-then-user": _asked(_SYSTEM, *loop, _SAID, _MORE, tools=(_WEATHER,)),
-        "loop-without-tools": _asked(*loop, _SAID, _MORE),
-        "open-call": _asked(_ASK, _calling(), _MORE, tools=(_WEATHER,)),
+        "parallel calls": _asked(*both, tools=(_WEATHER, _SEARCH)),
+        "results reordered": _asked(*both[:2], *both[:1:-1], tools=(_WEATHER, _SEARCH)),
+        "text beside call": _asked(_ASK, _calling(text="Let me look, besidemark."), _result(), tools=(_WEATHER,)),
+        "two loops": _asked(_SYSTEM, *loop, *again, tools=(_WEATHER,)),
+        "loop answered": _asked(*loop, _SAID, tools=(_WEATHER,), add_generation_prompt=False),
+        "loop then user": _asked(_SYSTEM, *loop, _SAID, _MORE, tools=(_WEATHER,)),
+        "loop without tools": _asked(*loop, _SAID, _MORE),
+        "open call": _asked(_ASK, _calling(), _MORE, tools=(_WEATHER,)),
     }
     return {name: made[name] for name in names}
 
 
 _TOOLS = (
-    *("tools", "several-tools", "call", "parallel-calls", "results-reordered", "text-beside-call", "two-loops", "loop-answered"),
-    *("loop-then-user", "loop-without-tools", "open-call"),
+    *("tools", "several tools", "call", "parallel calls", "results reordered", "text beside call", "two loops", "loop answered"),
+    *("loop then user", "loop without tools", "open call"),
 )
-_REFUSED_TOOLS = ("tools", "loop-without-tools")
+_REFUSED_TOOLS = ("tools", "loop without tools")
 
 
 def _hard_calls() -> dict[str, GenerateRequest]:
@@ -177,29 +177,29 @@ def _hard_calls() -> dict[str, GenerateRequest]:
     )
     kimi = ToolCall(f"functions.{_WEATHER.name}:0", _WEATHER.name, '{"city": "argumentmark"}')
     made = {
-        "nested-arguments": _call(1, deep, _SEARCH),
-        "empty-arguments": _call(1, "", _CLOCK),
-        "no-arguments": _call(1, "{}", _CLOCK),
-        "arguments-no-object": _call(1, '["argumentmark"]'),
-        "broken-arguments": _call(1, '{"city": "argumentmark'),
-        "other-ids": kimi,
+        "nested arguments": _call(1, deep, _SEARCH),
+        "empty arguments": _call(1, "", _CLOCK),
+        "no arguments": _call(1, "{}", _CLOCK),
+        "arguments no object": _call(1, '["argumentmark"]'),
+        "broken arguments": _call(1, '{"city": "argumentmark'),
+        "other ids": kimi,
     }
     tools = (_WEATHER, _SEARCH, _CLOCK)
     calls = {name: _asked(_ASK, _calling(call), _result(call), tools=tools) for name, call in made.items()}
-    return calls | {"empty-result": _asked(_ASK, _calling(), _result(text=""), tools=tools)}
+    return calls | {"empty result": _asked(_ASK, _calling(), _result(text=""), tools=tools)}
 
 
 def _thinking(*, switch: bool) -> dict[str, GenerateRequest]:
     thought = Message("assistant", "It is this, saidmark.", reasoning="First that, thoughtmark.")
     values = (True, False) if switch else ()
     switched = {
-        f"thinking-{'on' if value else 'off'}": _asked(_ASK, _SAID, _MORE, template_kwargs={THINKING_SWITCHES[0]: value})
+        f"thinking {'on' if value else 'off'}": _asked(_ASK, _SAID, _MORE, template_kwargs={THINKING_SWITCHES[0]: value})
         for value in values
     }
     return {
         **switched,
         "thought": _asked(_ASK, thought, add_generation_prompt=False),
-        "thought-then-user": _asked(_ASK, thought, _MORE),
+        "thought then user": _asked(_ASK, thought, _MORE),
     }
 
 
@@ -209,9 +209,9 @@ def _thinking_loops() -> dict[str, GenerateRequest]:
     running = [_ASK, _calling(thought=thought), _result(), _calling(second, thought="Again, againmark."), _result(second)]
     beside = _calling(text="Let me look, besidemark.", thought=thought)
     return {
-        "thought-in-loop": _asked(*running, tools=(_WEATHER,)),
-        "thought-beside-text-and-call": _asked(_ASK, beside, _result(), tools=(_WEATHER,)),
-        "thought-loop-then-user": _asked(*running, _SAID, _MORE, tools=(_WEATHER,)),
+        "thought in loop": _asked(*running, tools=(_WEATHER,)),
+        "thought beside text and call": _asked(_ASK, beside, _result(), tools=(_WEATHER,)),
+        "thought loop then user": _asked(*running, _SAID, _MORE, tools=(_WEATHER,)),
     }
 
 

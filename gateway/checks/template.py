@@ -20,8 +20,8 @@ _MARKER = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z][A-Z_]{1,30}\]")
 _INDEX = re.compile(r"messages\[(\d{1,4})\]")
 _SPELLED = 4  # control tokens
 _AROUND = 30  # characters shown on either side of a difference
-_ONBOARD = "run `interlock onboard` again, look the profile through, and check anew"
-_OURS = "the gateway and transformers are at odds about this template: report it, and do not serve the model with it until then"
+_AGAIN = "run `interlock onboard` again"
+_OURS = "The gateway and transformers are at odds about this template: report it, and do not serve the model with it until then."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,20 @@ def _files(subject: Subject) -> Iterator[Case]:
     if not changes:
         yield _case("files")
     for change in changes:
-        yield _case(f"files: {change.partition(' ')[0]}", "failed", f"{change} since the profile was made", _ONBOARD)
+        yield _case(
+            f"files: {change.partition(' ')[0]}",
+            "failed",
+            f"{change} since the profile was made.",
+            "Run `interlock onboard` again, look the new profile through, and check anew.",
+        )
 
 
 def _without_reference(reference: Reference | None) -> Iterator[Case]:
     if reference is None:
-        why = f"the prompts were not compared with another renderer's: {MISSING}"
-        yield _case("reference", "skipped", why, "install it where the check runs")
+        why = f"The prompts were not compared with another renderer's: {MISSING}."
+        yield _case("reference", "skipped", why, "Install it where the check runs.")
     elif reference.without_ids:
-        yield _case("reference ids", "skipped", f"the token ids were not compared: {reference.without_ids}")
+        yield _case("reference ids", "skipped", f"The token ids were not compared: {reference.without_ids}.")
 
 
 def _conversations(subject: Subject) -> Iterator[Conversation]:
@@ -128,7 +133,7 @@ def _judged(subject: Subject, tried: _Tried) -> Case:
         return _case(name)
     where = tried.error.param or "the request"
     if request.continue_final_message or tried.conversation.spells_controls:
-        return _case(name, "skipped", f"{where} is refused, as the template does not allow it: {tried.error.message}")
+        return _case(name, "skipped", f"{where} is refused: {tried.error.message}")
     needs = _needs(request, tried.error.param)
     said = _said(subject, tried, needs)
     if any(value != "yes" for value in said.values()):
@@ -136,8 +141,8 @@ def _judged(subject: Subject, tried: _Tried) -> Case:
     return _case(
         name,
         "failed",
-        f"{where} is refused ({tried.error.message}), though the profile says {_listed(said)}",
-        f"say under `templates` in the profile what the template cannot show, or {_ONBOARD}",
+        f"{where} is refused, though the profile says {_listed(said)}: {tried.error.message}",
+        f"Say under `templates` in the profile what the template cannot show, or {_AGAIN}.",
     )
 
 
@@ -149,9 +154,9 @@ def _lost(subject: Subject, tried: _Tried) -> Case:
     return _case(
         tried.conversation.name,
         "failed",
-        f"the {mark.kind} of {mark.place}, role {role}, is not in the prompt: the template drops {mark.word}{others}, "
-        f"though the profile says {_listed(said)}",
-        f"say `drops` for it under `templates` in the profile, so that the gateway maps or refuses it, or {_ONBOARD}",
+        f"The {mark.kind} of {mark.place}, role {role}, is not in the prompt: the template drops {mark.word}{others}, "
+        f"though the profile says {_listed(said)}.",
+        f"Say `drops` for it under `templates` in the profile, so that the gateway maps or refuses it, or {_AGAIN}.",
     )
 
 
@@ -203,14 +208,16 @@ def _compared(reference: Reference | None, tried: _Tried) -> Iterator[Case]:
     try:
         text, ids = reference.text(draft), reference.ids(draft)
     except BadRequest as error:
-        yield _case(name, "failed", f"{error.message}, and the gateway does", _OURS)
+        yield _case(name, "failed", f"{error.message}. The gateway does.", _OURS)
         return
     if text != tried.prompt.text:
-        yield _case(name, "failed", f"the prompts part {_parting(tried.prompt.text, text)}", _OURS)
+        yield _case(name, "failed", f"The prompts part {_parting(tried.prompt.text, text)}.", _OURS)
     elif ids is not None and not tried.conversation.spells_controls and tuple(ids) != tried.prompt.ids:
         at = next((at for at, (own, other) in enumerate(zip(tried.prompt.ids, ids, strict=False)) if own != other), len(ids))
         own, other = list(tried.prompt.ids[at : at + 5]), list(ids[at : at + 5])
-        yield _case(name, "failed", f"the texts are the same, the token ids part at {at}: {own}, by the reference {other}", _OURS)
+        yield _case(
+            name, "failed", f"The texts are the same, the token ids part at {at}: {own}, by the reference {other}.", _OURS
+        )
     else:
         yield _case(name)
 
@@ -233,15 +240,15 @@ def _bos(subject: Subject, tried: list[_Tried]) -> Case:
             return _case(
                 "bos",
                 "failed",
-                f"the prompt begins with {text} {count} times: {made.text[:_AROUND]!r}",
-                "let the chat template write it once: the gateway adds none",
+                f"The prompt begins with {text} {count} times: {made.text[:_AROUND]!r}.",
+                "Let the chat template write it once: the gateway adds none.",
             )
         if count == 0 and files.bos is not None:
             return _case(
                 "bos",
                 "failed",
-                f"the model's files want {text} before each prompt, but this one begins with {made.text[:_AROUND]!r}",
-                "write {{ bos_token }} at the head of the chat template, or say add_bos_token: false if it was trained so",
+                f"The model's files want {text} before each prompt, but this one begins with {made.text[:_AROUND]!r}.",
+                "Write {{ bos_token }} at the head of the chat template, or say add_bos_token: false if it was trained so.",
             )
     return _case("bos")
 
@@ -253,7 +260,9 @@ def _markers(subject: Subject) -> Iterator[Case]:
     try:
         text = subject.prompter.prompt(GenerateRequest("", messages)).text
     except BadRequest as error:
-        yield _case("markers", "failed", f"a plain conversation is refused: {error.message}", "use the model's own chat template")
+        yield _case(
+            "markers", "failed", f"A plain conversation is refused: {error.message}", "Use the model's own chat template."
+        )
         return
     between, _, opening = text.partition(_ASKED)[2].partition(_NEXT)
     after = between.partition(_SAID)[2]
@@ -266,15 +275,15 @@ def _markers(subject: Subject) -> Iterator[Case]:
         yield _case(
             "markers",
             "failed",
-            f"the template parts turns with {after!r}, which is no token of this vocabulary: {', '.join(split)}",
-            "use the chat template that was made for this model: this one is of another",
+            f"The template parts turns with {after!r}, none of which is a token of this vocabulary: {', '.join(split)}.",
+            "Use the chat template that was made for this model: this one is of another.",
         )
     else:
         yield _case(
             "markers",
             "skipped",
             f"{', '.join(split)}, text to this vocabulary; turns end with the token {shown(ended)} all the same. Whether the "
-            "model was trained so only its maker knows",
+            "model was trained so only its maker knows.",
         )
 
 
@@ -286,7 +295,7 @@ def _twice(subject: Subject, tried: list[_Tried]) -> Case:
             return _case(
                 "twice",
                 "failed",
-                f"{each.conversation.name} gave two prompts, which part {parts}",
-                "check again; where it is the time of day, let the template write no more than the date",
+                f"{each.conversation.name} gave two prompts, which part {parts}.",
+                "Check again; where it is the time of day, let the template write no more than the date.",
             )
     return _case("twice")
