@@ -194,7 +194,7 @@ def _modes(subject: Subject, engine: Engine) -> Mapping[str, ToolChoice]:
 
 
 def _figures(mode: str, told: Sequence[Told]) -> Figures:
-    called = [each for each in told if each.calls or each.failures]
+    called = [each for each in told if (each.calls or each.failures) and each.reason != "length"]  # one that was cut says nothing
     failed = sum(bool(each.failures) for each in called)
     spent = [each.seconds / each.tokens for each in told if each.tokens]
     return Figures(mode, len(told), len(called), Rate(failed, len(called)), median(spent) if spent else None)

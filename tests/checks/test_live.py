@@ -116,7 +116,7 @@ async def test_an_engine_that_fails_fails_every_case() -> None:
 
 @pytest.mark.engine
 async def test_the_real_engine_passes(local_engine: EngineUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, fewer in (("TRIES", 2), ("THOUGHT_TOKENS", 48), ("TOKENS", 32)):
+    for name, fewer in (("TRIES", 2), ("THOUGHT_TOKENS", 48), ("TOKENS", 64)):
         monkeypatch.setattr(f"gateway.checks.live.{name}", fewer)
     target = Target("local", make("llamacpp"), URL(local_engine.url), local_engine.alias)
     live = await check_live(subject(local_engine.model, "plain", "constrained"), target)
