@@ -20,6 +20,7 @@ _HEAD = """\
 _CHECKED = re.compile(r"^checked:.*\n(?:(?:[ \t#].*)?\n)*", re.MULTILINE)
 _WIDTH = 128
 _FEW_LINES = 2
+_OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029]")  # which YAML would read as newlines, or blanks
 
 
 class _Dumper(yaml.SafeDumper):
@@ -28,7 +29,8 @@ class _Dumper(yaml.SafeDumper):
 
     def text(self, value: str) -> yaml.ScalarNode:
         lines = value.strip("\n").count("\n") + 1
-        style = None if "\n" not in value else ("|" if lines > _FEW_LINES else '"')
+        breaks = _OTHER_BREAKS.search(value) is not None
+        style = "|" if lines > _FEW_LINES and not breaks else '"' if "\n" in value or breaks else None
         return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
