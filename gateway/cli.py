@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -16,8 +17,12 @@ import typer
 from rich.console import Console
 
 from engines.local import EngineStartError, find_model, model_file
+from engines.registry import known, make
 from gateway import process
 from gateway.app import configure, secrets
+from gateway.checks.report import report_json, report_junit, report_text
+from gateway.checks.run import Checking, Subjects, keep_results
+from gateway.checks.run import check as run_checks
 from gateway.errors import BadRequest, ModelFileError, SettingsError
 from gateway.formats.registry import load as load_formats
 from gateway.model import Model
@@ -27,11 +32,14 @@ from gateway.onboarding import onboard as derive_profile
 from gateway.parsing import chunking, read_case, read_tools
 from gateway.parsing import parse as parse_case
 from gateway.profile_file import profile_text
+from gateway.prompt.detect import FormatUnknown
 from gateway.server.listen import PortTaken
 from gateway.settings import ServerSettings
+from gateway.settings import load as load_settings
 from gateway.settings_fit import ToolMode
 from gateway.up import NotUp
 from gateway.up import up as bring_up
+from gateway.voice import ProfileError
 from gateway.wire.jsonio import encode
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -141,6 +149,55 @@ def onboard(
         typer.echo(f"{output}: {'written' if written else 'says the same already'}")
     if profile.format.name is None:
         _fail(f"the format of {profile.model} is not told by its template: name it with `--format`, or in the profile")
+
+
+@app.command()
+def check(
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The settings file (YAML), all models of which are checked.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="In its place: a GGUF file or a model's directory.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="The profile of --model; the result is written into it.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="On the models' engines, too. Not in this version.")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Where to write the result as JUnit XML.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Check how models are spoken to: the tests template, reasoning, stop and tool_call, without an engine."""
+    if (config is None) == (model is None):
+        raise typer.BadParameter("give one of the two", param_hint="--config, --model")
+    if profile is not None and model is None:
+        raise typer.BadParameter("goes with --model; the settings name each model's own", param_hint="--profile")
+    if live:
+        raise typer.BadParameter("is not in this version", param_hint="--live")
+    now = datetime.now(UTC)
+    subjects = Subjects(load_formats(), now)
+    checkings = _checkings(subjects, config, model, profile)
+    reports = [run_checks(each.subject, at=now, interlock=metadata.version("interlock")) for each in checkings]
+    for line in [report_json(reports)] if as_json else [line for report in reports for line in report_text(report)]:
+        typer.echo(line)
+    if junit is not None:
+        try:
+            junit.write_text(report_junit(reports), encoding="utf-8")
+        except OSError as error:
+            _fail(f"{junit}: {error.strerror or error}")
+    for line in keep_results(checkings, reports):
+        typer.echo(line, err=as_json)
+    sys.exit(0 if all(report.passed for report in reports) else 1)
+
+
+def _checkings(subjects: Subjects, config: Path | None, model: Path | None, profile: Path | None) -> list[Checking]:
+    """The models of the settings, or the one named."""
+    if config is not None:
+        kinds = {kind: make(kind).traits for kind in known()}
+        settings = load_settings(config, os.environ, kinds=kinds, formats=subjects.formats, inspect=subjects.inspect)
+        return [subjects.inspected(each.name, each.speech) for each in settings.models if each.speech]
+    try:
+        return [subjects.alone(model, profile)] if model is not None else []
+    except FormatUnknown as error:
+        _fail(f"{error}. Name it with `interlock onboard --format`, and give that profile with --profile", 2)
+    except (ModelFileError, ProfileError) as error:
+        _fail(str(error), 2)
 
 
 @app.command()

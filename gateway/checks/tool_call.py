@@ -298,6 +298,8 @@ def _templates_own(turn: WrittenTurn) -> str:
         for value in jsonio.decode(text).values():
             if not isinstance(value, str) and not any(jsonio.dumps(value, separators=form) in turn.raw for form in _SPACED):
                 return f"The template does not write {_quoted(jsonio.dumps(value))} as JSON, but in {_quoted(turn.raw)}."
+            if isinstance(value, str) and value not in turn.raw and jsonio.dumps(value)[1:-1] not in turn.raw:
+                return f"The template does not show the whole of an argument, {_quoted(value)}."
             if isinstance(value, str) and any(each in value for each in "\\'\"") and value in turn.raw:
                 return f"The template writes a text with quotes or backslashes as it is, unescaped: {_quoted(turn.raw)}."
     return ""
