@@ -12,6 +12,7 @@ Kind = Literal["reasoning", "content", "arguments", "markup", "failure"]
 """What a consumed piece of the output was. Only tests look at it: together the pieces are the whole output."""
 
 SPACE = " \t\n\r"
+_ESCAPED = re.compile(r"\\?.", re.DOTALL)
 _MAX_SPACE = 256  # where it must be looked through again with each piece of text
 
 
@@ -201,7 +202,5 @@ class Matcher:
 
 def _begun(literal: str) -> str:
     """A pattern for each beginning of a literal, but not for the whole."""
-    pattern = ""
-    for character in reversed(literal[1:-1]):
-        pattern = f"(?:{re.escape(character)}{pattern})?"
-    return f"{re.escape(literal[0])}{pattern}" if len(literal) > 1 else r"(?!)"
+    parts = _ESCAPED.findall(re.escape(literal[:-1]))
+    return "(?:".join(parts) + ")?" * (len(parts) - 1) if parts else r"(?!)"
