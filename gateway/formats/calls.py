@@ -110,6 +110,11 @@ def nine_alnum(call_id: str) -> str:
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
+def is_nine_alnum(call_id: str) -> bool:
+    """Whether this is nine letters and digits."""
+    return len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+
+
 class Calls:
     """The calls of one answer.
 
@@ -179,10 +184,9 @@ class Calls:
         """The next call's name is known; it stands at `offset`."""
         self.name_before(name)
         del self._ids[self.index :]
-        own = native_id if self._policy == "native" and native_id not in self._ids else None
-        call_id = own or self._new_id()
-        if self._policy == "nine_alnum":
-            call_id = nine_alnum(call_id)
+        kept = self._policy == "native" or (self._policy == "nine_alnum" and is_nine_alnum(native_id or ""))
+        own = native_id if kept and native_id not in self._ids else None
+        call_id = own or (nine_alnum(self._new_id()) if self._policy == "nine_alnum" else self._new_id())
         if self._hold:
             self._output.branch()
         self._ids.append(call_id)

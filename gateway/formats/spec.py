@@ -145,7 +145,8 @@ class FormatSpec:
     opener, or one of `named`, as markup; any other text there is content.
     `tokens` are special tokens that are no markers but parts of them.
     `suffixed`: a checkpoint may write each tag with a suffix of its own, `<x:suffix>` (`gateway.formats.suffix`).
-    `call_ids`: `random` ids are the gateway's; `nine_alnum` are nine letters or digits; `native` stand in the output.
+    `call_ids`: `random` ids are the gateway's; `native` stand in the output; `nine_alnum` are nine letters or digits, the model's
+    own where it writes such.
     """
 
     name: str

@@ -16,7 +16,7 @@ from gateway.formats.codecs.named_json import NamedJson
 from gateway.formats.codecs.tagged import Tagged
 from gateway.formats.compiled import CompiledFormat, compile_format
 from gateway.formats.cursor import Cursor
-from gateway.formats.families import hermes, k2_horizon, qwen3_coder
+from gateway.formats.families import hermes, k2_horizon, mistral_v13, qwen3_coder
 from gateway.formats.machine import Machine
 from gateway.formats.spec import Block, FormatSpec, Marker, Progress, Reasoning
 from gateway.request import ContentText, Finish, ParseFailure, ReasoningText, ToolCallStart, ToolSpec, Usage
@@ -81,6 +81,14 @@ def test_ids_follow_the_familys_policy() -> None:
     ids = [delta.id for delta in deltas if isinstance(delta, ToolCallStart)]
     assert ids == [nine_alnum("call_0"), nine_alnum("call_1")]
     assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+def test_nine_letters_and_digits_that_the_model_wrote_are_the_calls_id() -> None:
+    """Else the next prompt shows another id than the model wrote, and a cache ends there."""
+    raw = "".join(f"[TOOL_CALLS]f[CALL_ID]{own}[ARGS]{{}}" for own in ("abc123XYZ", "abc123XYZ", "call_0", "größe1234"))
+    deltas = run.parse(run.program(mistral_v13.FORMAT), run.Case(raw, TOOLS))
+    ids = [delta.id for delta in deltas if isinstance(delta, ToolCallStart)]
+    assert ids == ["abc123XYZ", *(nine_alnum(f"call_{number}") for number in range(3))]
 
 
 @pytest.mark.parametrize(
