@@ -206,7 +206,13 @@ def _thinking(*, switch: bool) -> dict[str, GenerateRequest]:
 def _thinking_loops() -> dict[str, GenerateRequest]:
     thought = "I must look, thoughtmark."
     second = _call(2, '{"city": "secondmark"}')
-    running = [_ASK, _calling(thought=thought), _result(), _calling(second, thought="Again, againmark."), _result(second)]
+    running = [
+        _ASK,
+        _calling(thought=thought),
+        _result(),
+        _calling(second, thought="Again, againmark."),
+        _result(second, "19 degrees, otherresultmark"),
+    ]
     beside = _calling(text="Let me look, besidemark.", thought=thought)
     return {
         "thought in loop": _asked(*running, tools=(_WEATHER,)),

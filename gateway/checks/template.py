@@ -5,18 +5,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.checks.base import Case, Reference, Status, Subject
-from gateway.checks.conversations import Conversation, Mark, conversations
+from gateway.checks.control_tokens import bos, markers, spelled
+from gateway.checks.conversations import Conversation, Mark, MarkKind, conversations
 from gateway.checks.reference import MISSING
-from gateway.errors import BadRequest, shown
+from gateway.errors import BadRequest
 from gateway.prompt.model_files import DEFAULT, TOOL_USE
 from gateway.prompt.normalize import thinking_switch
 from gateway.prompt.probe import THINKING_SWITCHES, Capabilities
 from gateway.prompt.profile import differing
 from gateway.prompt.prompter import Plan
 from gateway.request import GenerateRequest, Message, Prompt, ToolSpec
+from gateway.wire.text import common_start
 
-_ASKED, _SAID, _NEXT = "askedturnmark", "saidturnmark", "nextturnmark"
-_MARKER = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z][A-Z_]{1,30}\]")
+_OF_KIND: Mapping[MarkKind, tuple[str, ...]] = {"thought": ("reasoning", "old_thoughts"), "beside": ("called_text",)}
 _INDEX = re.compile(r"messages\[(\d{1,4})\]")
 _SPELLED = 4  # control tokens
 _AROUND = 30  # characters shown on either side of a difference
@@ -29,23 +30,26 @@ class _Tried:
     """A conversation and what became of it: a prompt, or an error, or marks that the prompt should show and does not."""
 
     conversation: Conversation
-    plan: Plan | None = None
-    prompt: Prompt | None = None
-    lost: tuple[Mark, ...] = ()
-    error: BadRequest | None = None
+    plan: Plan | None
+    outcome: Prompt | BadRequest | tuple[Mark, ...]
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The prompt, if it came to one."""
+        return self.outcome if isinstance(self.outcome, Prompt) else None
 
 
 def check_template(subject: Subject) -> Iterator[Case]:
     """Its cases: the files, each conversation by itself and against the reference, then what holds for all of them."""
     yield from _files(subject)
-    yield from _markers(subject)
+    yield markers(subject)
     yield from _without_reference(subject.reference)
     tried: list[_Tried] = []
     for conversation in _conversations(subject):
         tried.append(_try(subject, conversation))
         yield _judged(subject, tried[-1])
         yield from _compared(subject.reference, tried[-1])
-    yield _bos(subject, tried)
+    yield bos(subject, [each.prompt for each in tried if each.prompt is not None])
     yield _twice(subject, tried)
 
 
@@ -79,12 +83,12 @@ def _conversations(subject: Subject) -> Iterator[Conversation]:
     renderer, can = prompter.renderer, prompter.capabilities
     reads = frozenset().union(*(template.variables for template in renderer.templates.values()))
     ends = [*prompter.turn_ends, *map(prompter.tokenizer.text_of, sorted(prompter.stop_ids))]
-    spelled = [text for text in dict.fromkeys([*ends, *sorted(renderer.controls)]) if text in renderer.controls]
+    known = [text for text in dict.fromkeys([*ends, *sorted(renderer.controls)]) if text in renderer.controls]
     return conversations(
         tools=_plannable(subject),
         thoughts=can.reasoning is not None,
         switch=not reads.isdisjoint(THINKING_SWITCHES),
-        controls=spelled[:_SPELLED],
+        controls=known[:_SPELLED],
     )
 
 
@@ -106,10 +110,10 @@ def _try(subject: Subject, conversation: Conversation) -> _Tried:
         can = subject.profile.templates[plan.draft.template]
         lost = tuple(mark for mark in conversation.marks if mark.word not in text and not _left_out(mark, conversation, can))
         if lost:
-            return _Tried(conversation, plan, None, lost)
+            return _Tried(conversation, plan, lost)
         return _Tried(conversation, plan, prompter.prompt(conversation.request))
     except BadRequest as error:
-        return _Tried(conversation, plan, error=error)
+        return _Tried(conversation, plan, error)
 
 
 def _left_out(mark: Mark, conversation: Conversation, can: Capabilities) -> bool:
@@ -126,30 +130,36 @@ def _left_out(mark: Mark, conversation: Conversation, can: Capabilities) -> bool
 
 
 def _judged(subject: Subject, tried: _Tried) -> Case:
-    name, request = tried.conversation.name, tried.conversation.request
-    if tried.lost:
-        return _lost(subject, tried)
-    if tried.error is None:
-        return _case(name)
-    where = tried.error.param or "the request"
+    match tried.outcome:
+        case Prompt() as prompt:
+            return spelled(subject, tried.conversation, prompt)
+        case BadRequest() as error:
+            return _refused(subject, tried, error)
+        case lost:
+            return _lost(subject, tried, lost)
+
+
+def _refused(subject: Subject, tried: _Tried, error: BadRequest) -> Case:
+    """That is right where the profile says that the template cannot show it."""
+    name, request, where = tried.conversation.name, tried.conversation.request, error.param or "the request"
     if request.continue_final_message or tried.conversation.spells_controls:
-        return _case(name, "skipped", f"{where} is refused: {tried.error.message}")
-    needs = _needs(request, tried.error.param)
+        return _case(name, "skipped", f"{where} is refused: {error.message.rstrip('.')}.")
+    needs = _needs(request, error.param)
     said = _said(subject, tried, needs)
     if any(value != "yes" for value in said.values()):
         return _case(name)
     return _case(
         name,
         "failed",
-        f"{where} is refused, though the profile says {_listed(said)}: {tried.error.message}",
+        f"{where} is refused, though the profile says {_listed(said)}: {error.message.rstrip('.')}.",
         f"Say under `templates` in the profile what the template cannot show, or {_AGAIN}.",
     )
 
 
-def _lost(subject: Subject, tried: _Tried) -> Case:
-    mark = tried.lost[0]
-    said = _said(subject, tried, _needs(tried.conversation.request, mark.place))
-    others = f" (and {len(tried.lost) - 1} more)" if len(tried.lost) > 1 else ""
+def _lost(subject: Subject, tried: _Tried, lost: tuple[Mark, ...]) -> Case:
+    mark = lost[0]
+    said = _said(subject, tried, _OF_KIND.get(mark.kind) or _needs(tried.conversation.request, mark.place))
+    others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
     role = tried.conversation.request.messages[mark.index].role if mark.index >= 0 else "tool"
     return _case(
         tried.conversation.name,
@@ -183,6 +193,7 @@ def _needs(request: GenerateRequest, place: str | None) -> tuple[str, ...]:
 
 def _of_message(request: GenerateRequest, index: int) -> tuple[str, ...]:
     message, before = request.messages[index], request.messages[:index]
+    last = before[-1] if before else None
     later = any(each.role not in ("system", "developer") for each in before)
     match message.role:
         case "system":
@@ -191,13 +202,14 @@ def _of_message(request: GenerateRequest, index: int) -> tuple[str, ...]:
             return ("later_developer", "later_system") if later else ("developer", "system")
         case "tool" | "function":
             return ("tool_results",)
-        case "user":
-            called = before and before[-1].tool_calls
-            return ("open_calls",) if called else ("consecutive_users",)
-        case _:
+        case "user" if last is not None:
+            return ("open_calls",) if last.tool_calls else ("consecutive_users",) if last.role == "user" else ()
+        case "assistant":
             first = ("first_answer", "first_beside_tools") if not any(each.role == "user" for each in before) else ()
-            calls = ("tool_calls", "parallel_calls")[: len(message.tool_calls)]
-            return first + (calls or ("consecutive_assistants", "empty_answer"))
+            after = ("consecutive_assistants",) if last is not None and last.role == "assistant" else ()
+            empty = ("empty_answer",) if not message.content and not message.tool_calls else ()
+            return (*first, *after, *empty, *("tool_calls", "parallel_calls")[: len(message.tool_calls)])
+    return ()
 
 
 def _compared(reference: Reference | None, tried: _Tried) -> Iterator[Case]:
@@ -213,8 +225,9 @@ def _compared(reference: Reference | None, tried: _Tried) -> Iterator[Case]:
     if text != tried.prompt.text:
         yield _case(name, "failed", f"The prompts part {_parting(tried.prompt.text, text)}.", _OURS)
     elif ids is not None and not tried.conversation.spells_controls and tuple(ids) != tried.prompt.ids:
-        at = next((at for at, (own, other) in enumerate(zip(tried.prompt.ids, ids, strict=False)) if own != other), len(ids))
-        own, other = list(tried.prompt.ids[at : at + 5]), list(ids[at : at + 5])
+        own_ids = tried.prompt.ids
+        at = next((at for at, each in enumerate(own_ids) if [*ids[at : at + 1]] != [each]), len(own_ids))
+        own, other = list(own_ids[at : at + 5]), list(ids[at : at + 5])
         yield _case(
             name, "failed", f"The texts are the same, the token ids part at {at}: {own}, by the reference {other}.", _OURS
         )
@@ -223,68 +236,9 @@ def _compared(reference: Reference | None, tried: _Tried) -> Iterator[Case]:
 
 
 def _parting(own: str, other: str) -> str:
-    at = next((at for at, (one, two) in enumerate(zip(own, other, strict=False)) if one != two), min(len(own), len(other)))
+    at = len(common_start(own, other))
     begin = max(at - _AROUND, 0)
     return f"at character {at}: {own[begin : at + _AROUND]!r}, by the reference {other[begin : at + _AROUND]!r}"
-
-
-def _bos(subject: Subject, tried: list[_Tried]) -> Case:
-    """Each prompt begins with the BOS once where the files want one, and never with two. The gateway adds none itself."""
-    files, tokenizer = subject.files, subject.prompter.tokenizer
-    text = files.bos or files.specials.get("bos_token")
-    bos = tokenizer.special_ids.get(text, tokenizer.id_of(text)) if text else None
-    for made in (each.prompt for each in tried if each.prompt is not None and bos is not None):
-        begun = [each for each in made.ids[:8] if each == bos or tokenizer.text_of(each).strip()]
-        count = next((at for at, each in enumerate(begun) if each != bos), len(begun))
-        if count > 1:
-            return _case(
-                "bos",
-                "failed",
-                f"The prompt begins with {text} {count} times: {made.text[:_AROUND]!r}.",
-                "Let the chat template write it once: the gateway adds none.",
-            )
-        if count == 0 and files.bos is not None:
-            return _case(
-                "bos",
-                "failed",
-                f"The model's files want {text} before each prompt, but this one begins with {made.text[:_AROUND]!r}.",
-                "Write {{ bos_token }} at the head of the chat template, or say add_bos_token: false if it was trained so.",
-            )
-    return _case("bos")
-
-
-def _markers(subject: Subject) -> Iterator[Case]:
-    """What looks like a control token around turns is one. Of markers that are text a model cannot tell what a client wrote."""
-    tokenizer = subject.prompter.tokenizer
-    messages = (Message("user", _ASKED), Message("assistant", _SAID), Message("user", _NEXT))
-    try:
-        text = subject.prompter.prompt(GenerateRequest("", messages)).text
-    except BadRequest as error:
-        yield _case(
-            "markers", "failed", f"A plain conversation is refused: {error.message}", "Use the model's own chat template."
-        )
-        return
-    between, _, opening = text.partition(_ASKED)[2].partition(_NEXT)
-    after = between.partition(_SAID)[2]
-    spelled = {marker: len(tokenizer.encode_after(marker)) for marker in dict.fromkeys(_MARKER.findall(between + opening))}
-    split = [f"{marker} is {count} tokens" for marker, count in spelled.items() if count != 1]
-    ended = next((token for token in tokenizer.special_ids if token in after), None)
-    if not split:
-        yield _case("markers")
-    elif ended is None:
-        yield _case(
-            "markers",
-            "failed",
-            f"The template parts turns with {after!r}, none of which is a token of this vocabulary: {', '.join(split)}.",
-            "Use the chat template that was made for this model: this one is of another.",
-        )
-    else:
-        yield _case(
-            "markers",
-            "skipped",
-            f"{', '.join(split)}, text to this vocabulary; turns end with the token {shown(ended)} all the same. Whether the "
-            "model was trained so only its maker knows.",
-        )
 
 
 def _twice(subject: Subject, tried: list[_Tried]) -> Case:
