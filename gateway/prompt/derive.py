@@ -20,7 +20,7 @@ from gateway.prompt.prompter import Prompter
 from gateway.prompt.rig import TOOLS, USER, Rig
 from gateway.prompt.template import ChatTemplate
 from gateway.prompt.turn_end import turn_end
-from gateway.prompt.written import Writing
+from gateway.prompt.written import Writing, whole_markers
 from gateway.wire.text import common_start
 
 Start = Literal["open", "closed", "unopened"]
@@ -112,7 +112,7 @@ def _generation_prompt(rig: Rig, thinking: bool | None) -> str | None:
         ended, begun = rig.render([USER], **switches), rig.render([USER], prompt=True, **switches)
     except BadRequest:
         return None
-    return begun[len(common_start(ended, begun)) :]
+    return begun[len(whole_markers(common_start(ended, begun))) :]
 
 
 def _thoughts(rig: Rig, can: Capabilities, writing: Writing, template: str, form: Format | None) -> Thoughts | None:

@@ -11,6 +11,7 @@ from gateway.errors import BadRequest
 from gateway.prompt.profile import Loop
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.tokenizer import Tokenizer
+from gateway.prompt.written import whole_markers
 from gateway.request import GenerateRequest, Message, Prompt, ToolCall, ToolSpec
 from gateway.wire.text import common_start
 
@@ -71,5 +72,5 @@ def _step(earlier: Prompt, later: Prompt, tokenizer: Tokenizer) -> Loop:
         return Loop(stable=True)
     detokenizer = tokenizer.detokenizer()
     begun = "".join(detokenizer.add(each) for each in earlier.ids[:shared])
-    at = len(begun) if earlier.text.startswith(begun) else len(common_start(earlier.text, later.text))
+    at = len(whole_markers(begun if earlier.text.startswith(begun) else common_start(earlier.text, later.text)))
     return Loop(False, lost, earlier.text[at : at + _SHOWN_CHARS])

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import BadRequest
-from gateway.prompt.probe import Capabilities, shown_thinking, with_thought
+from gateway.prompt.probe import THOUGHT_MARKS, Capabilities, shown_thinking, with_thought
 from gateway.prompt.rig import NAME, TOOLS, USER, Json, Rig, call_of, without_content, written
 from gateway.prompt.turn_end import answer_opener
 from gateway.wire.text import common_start
 
 _THOUGHT, _SAID, _RESULT = "the_thought", "the_answer", "the_result"
 _VALUES = ("first_value", "second_value")
+_IN_MARKERS = frozenset("|/_:-｜▁")  # beside letters and digits
 _IDS = ("probecal1", "probecal2")  # nine letters and digits, since some templates ask for just that
 
 
@@ -24,6 +25,13 @@ class Written:
     result: str = ""
 
 
+def whole_markers(text: str) -> str:
+    """The text without a marker that is begun at its end: where two texts part, two markers may begin alike."""
+    at = max(text.rfind("<"), text.rfind("["))
+    begun = at >= 0 and all(each.isalnum() or each in _IN_MARKERS for each in text[at + 1 :])
+    return text[:at] if begun else text
+
+
 class Writing:
     """One template's way to write. `end` is the token that ends the model's turn, if one does."""
 
@@ -32,12 +40,15 @@ class Writing:
         self._can = can
         self._end = end
         self._tools = TOOLS if can.tools == "yes" else ()
-        self._opener = answer_opener(rig.drawn, can.opening)
+        opener = answer_opener(rig.drawn, can.opening)
+        for begin, _ in THOUGHT_MARKS:  # a thought that the generation prompt opens is shown whole
+            opener = opener.partition(begin)[0]
+        self._opener = whole_markers(opener)
 
     def tool_loop(self) -> Written:
         """A call, two of them, and a result."""
-        call, result = self._called(1)
-        calls, _ = self._called(2) if self._can.parallel_calls == "yes" else ("", "")
+        call, result = self._called(self._calling(1))
+        calls, _ = self._called(self._calling(2)) if self._can.parallel_calls == "yes" else ("", "")
         return Written(call, calls, result)
 
     def thought(self) -> str:
@@ -47,11 +58,11 @@ class Writing:
         switches = shown_thinking(self._can.hides_thoughts)
         said = with_thought({"role": "assistant", "content": _SAID}, self._can.reasoning, _THOUGHT)
         answer = self._turn([USER, said], **switches)
-        return answer if _THOUGHT in answer else self._before_result(self._thoughtful(), 1, **switches)
+        return answer if _THOUGHT in answer else self._called(self._thoughtful(), **switches)[0]
 
     def keeps_thoughts(self) -> bool:
         """Whether a running tool loop shows its thoughts, whatever the switches are left at."""
-        return self._can.reasoning is not None and _THOUGHT in self._before_result(self._thoughtful(), 1)
+        return self._can.reasoning is not None and _THOUGHT in self._called(self._thoughtful())[0]
 
     def _thoughtful(self) -> Json:
         return with_thought(self._calling(1), self._can.reasoning or "", _THOUGHT)
@@ -61,25 +72,21 @@ class Writing:
         calls = [call_of(call_id, NAME, written(value, self._can.arguments)) for call_id, value in values]
         return {"role": "assistant", **without_content(self._can.no_content), "tool_calls": calls}
 
-    def _called(self, count: int) -> tuple[str, str]:
-        """A turn that calls, and the results after it."""
+    def _called(self, calling: Json, **switches: Any) -> tuple[str, str]:
+        """What is written for a message that calls, and for the results after it."""
         if self._can.tool_calls != "yes":
             return "", ""
-        calling = self._calling(count)
-        turn = self._turn([USER, calling, *_results(count)])
+        count = len(calling["tool_calls"])
+        turn = self._turn([USER, calling, *_results(count)], **switches)
         before, shown, _ = turn.partition(_RESULT)
-        at = before.rfind(_VALUES[count - 1]) + len(_VALUES[count - 1])
         if not shown:
             return turn, ""
-        alone = common_start(before, self._turn([USER, calling]))
-        if len(alone) >= at:
-            return alone, turn[len(alone) :]
-        end = before.find(self._end, at) if self._end else -1
-        split = len(before) if end < 0 or self._end is None else end + len(self._end)
-        return turn[:split], turn[split:]
-
-    def _before_result(self, calling: Json, count: int, **switches: Any) -> str:
-        return self._turn([USER, calling, *_results(count)], **switches).partition(_RESULT)[0]
+        called = before.rfind(_VALUES[count - 1]) + len(_VALUES[count - 1])
+        alone = whole_markers(common_start(before, self._turn([USER, calling], **switches)))
+        if len(alone) < called:  # a call without its result is written otherwise
+            end = before.find(self._end, called) if self._end else -1
+            alone = before if end < 0 or self._end is None else before[: end + len(self._end)]
+        return alone, turn[len(alone) :]
 
     def _turn(self, messages: Sequence[Mapping[str, Any]], **switches: Any) -> str:
         """What follows the user's message, without its end and how the model's turn begins."""
@@ -89,7 +96,7 @@ class Writing:
         except BadRequest:
             return ""
         asked, text = (each.rpartition(str(USER["content"]))[2] for each in (asked, text))
-        return text[len(common_start(asked, text)) :].removeprefix(self._opener)
+        return text[len(whole_markers(common_start(asked, text))) :].removeprefix(self._opener)
 
 
 def _results(count: int) -> list[Json]:
