@@ -96,7 +96,8 @@ class Writing:
         except BadRequest:
             return ""
         asked, text = (each.rpartition(str(USER["content"]))[2] for each in (asked, text))
-        return text[len(whole_markers(common_start(asked, text))) :].removeprefix(self._opener)
+        _, opener, turn = text.partition(self._opener) if self._opener else ("", "", "")
+        return turn if opener else text[len(whole_markers(common_start(asked, text))) :]
 
 
 def _results(count: int) -> list[Json]:
