@@ -186,7 +186,7 @@ def _ends(subject: Subject, opened: _Opened) -> Iterator[Case]:
     inside = subject.format.open_thought(opened.prompt.tail) is not None
     output = _Output(subject, opened.prompt, f"{opened.opener}{_THOUGHT}")
     absent = f"{opened.end if inside else _lead(subject, {})}{_SAID}"
-    yield _expected("no thought", replace(output, raw=absent), _Read("", _SAID))
+    yield _expected("thought absent", replace(output, raw=absent), _Read("", _SAID))
     yield _unclosed("cut by the limit", output, "length")
     yield _budget(output)
     if not _in_messages(subject):

@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from support.checked import SPECIALS, checked_model, profiled, with_template
 from support.real_templates import REAL_FILES, real_template
-from support.subjects import FAMILIES, SPECIALS, family, profiled, subject_of, with_template
+from support.subjects import FAMILIES, own_template
 from support.vocabulary import fixed_clock, model_files, template_text
 
 from gateway.checks.base import Case, Subject
@@ -62,14 +63,14 @@ def only_failure(subject: Subject) -> Case:
     return case
 
 
-SOURCES = [pytest.param(family(path.name), id=path.name) for path in sorted(FAMILIES.iterdir()) if path.is_dir()]
+SOURCES = [pytest.param(own_template(name), id=name) for name in FAMILIES]
 SOURCES += [pytest.param(file.read_text(encoding="utf-8"), id=file.stem) for file in REAL_FILES]
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_template_passes_with_transformers_beside_it(source: str) -> None:
     files = with_template(source)
-    cases = checked(subject_of(files, form="plain", reference=transformers_reference(NOWHERE, files, fixed_clock)))
+    cases = checked(checked_model(files, form="plain", reference=transformers_reference(NOWHERE, files, fixed_clock)))
     assert not failed(cases).keys() - FOREIGN
     compared = [case for case in cases if case.name.endswith(" as transformers")]
     assert len(compared) >= 20
@@ -89,7 +90,7 @@ def test_there_are_some_thirty_conversations_each_with_marks_of_its_own() -> Non
 
 
 def test_without_a_reference_the_rest_still_runs_and_says_why() -> None:
-    cases = checked(subject_of(model_files("full")))
+    cases = checked(checked_model(model_files("full")))
     assert not failed(cases)
     skipped = [case for case in cases if case.status == "skipped"]
     assert [case.name for case in skipped] == ["reference"]
@@ -98,7 +99,7 @@ def test_without_a_reference_the_rest_still_runs_and_says_why() -> None:
 
 
 def test_tools_that_the_gateway_states_are_shown_too() -> None:
-    cases = checked(subject_of(with_template(family("chatml")), form="hermes", tools="constrained"))
+    cases = checked(checked_model(with_template(own_template("chatml")), form="hermes", tools="constrained"))
     assert not failed(cases)
     assert "nested arguments" in {case.name for case in cases}
 
@@ -107,7 +108,7 @@ def test_files_that_changed_are_named() -> None:
     files = replace(model_files("full"), hashes={"chat_template.jinja": "1", "tokenizer.json": "2", "config.json": "3"})
     before = profiled(files)
     now = {"chat_template.jinja": "0", "tokenizer.json": "2", "generation_config.json": "4"}
-    subject = replace(subject_of(files, before), now=now)
+    subject = replace(checked_model(files, before), now=now)
     cases = failed(checked(subject))
     assert [case.diagnosis for case in cases.values()] == [
         "chat_template.jinja has changed since the profile was made.",
@@ -122,9 +123,9 @@ def test_a_developer_role_that_is_dropped_under_a_profile_that_says_yes() -> Non
     files = with_template(source)
     said = profiled(files)
     assert said.templates[DEFAULT].developer == "drops"
-    assert not failed(checked(subject_of(files, said)))
+    assert not failed(checked(checked_model(files, said)))
     claimed = replace(said, templates={DEFAULT: replace(said.templates[DEFAULT], developer="yes", later_developer="yes")})
-    cases = failed(checked(subject_of(files, claimed)))
+    cases = failed(checked(checked_model(files, claimed)))
     assert set(cases) == {"developer", "system developer", "later developer"}
     assert "role developer, is not in the prompt: the template drops developermark" in cases["developer"].diagnosis
     assert "though the profile says developer: yes" in cases["developer"].diagnosis
@@ -147,8 +148,8 @@ def test_what_the_template_drops_is_found_wherever_the_profile_says_yes(change: 
     )
     said = profiled(files, "plain")
     can = said.templates[DEFAULT]
-    assert not failed(checked(subject_of(files, said)))
-    cases = failed(checked(subject_of(files, replace(said, templates={DEFAULT: replace(can, **change)}))))  # type: ignore[arg-type]
+    assert not failed(checked(checked_model(files, said)))
+    cases = failed(checked(checked_model(files, replace(said, templates={DEFAULT: replace(can, **change)}))))  # type: ignore[arg-type]
     assert words in cases[name].diagnosis
 
 
@@ -160,9 +161,9 @@ def test_a_refusal_that_the_profile_does_not_declare_fails() -> None:
     )
     files = with_template(source)
     said = profiled(files)
-    assert not failed(checked(subject_of(files, said)))
+    assert not failed(checked(checked_model(files, said)))
     claimed = replace(said, templates={DEFAULT: replace(said.templates[DEFAULT], later_system="yes")})
-    case = only_failure(subject_of(files, claimed))
+    case = only_failure(checked_model(files, claimed))
     assert case.name == "later system"
     assert "is refused, though the profile says system: yes, later_system: yes" in case.diagnosis
     assert "only first" in case.diagnosis
@@ -172,7 +173,7 @@ def test_a_thought_of_a_running_loop_that_is_dropped() -> None:
     source = FULL.replace("{%- if message.reasoning_content %}", "{%- if message.reasoning_content and not message.tool_calls %}")
     files = with_template(source)
     said = profiled(files, "hermes")
-    cases = failed(checked(subject_of(files, said)))
+    cases = failed(checked(checked_model(files, said)))
     assert "thought in loop" in cases
     assert "the template drops thoughtmark" in cases["thought in loop"].diagnosis
     assert "reasoning: reasoning_content" in cases["thought in loop"].diagnosis
@@ -180,24 +181,24 @@ def test_a_thought_of_a_running_loop_that_is_dropped() -> None:
 
 def test_a_double_bos() -> None:
     files = with_template("{{ bos_token }}{{ bos_token }}" + FULL)
-    case = only_failure(subject_of(files))
+    case = only_failure(checked_model(files))
     assert (case.name, "begins with <s> 2 times: '<s><s>" in case.diagnosis) == ("bos", True)
 
 
 def test_a_second_bos_behind_blanks_is_one_too() -> None:
-    assert only_failure(subject_of(with_template("{{ bos_token }}\n\n{{ bos_token }}" + FULL))).name == "bos"
+    assert only_failure(checked_model(with_template("{{ bos_token }}\n\n{{ bos_token }}" + FULL))).name == "bos"
 
 
 def test_one_bos_is_right_and_a_wanted_one_that_is_missing_is_told() -> None:
     wanting = replace(with_template("{{ bos_token }}" + FULL), bos="<s>")
-    assert not failed(checked(subject_of(wanting)))
-    case = only_failure(subject_of(replace(with_template(FULL), bos="<s>")))
+    assert not failed(checked(checked_model(wanting)))
+    case = only_failure(checked_model(replace(with_template(FULL), bos="<s>")))
     assert case.name == "bos"
     assert "want <s> before each prompt, but this one begins with '<|im_start|>" in case.diagnosis
 
 
 def test_a_template_of_another_vocabulary() -> None:
-    case = only_failure(subject_of(with_template(family("llama3"))))
+    case = only_failure(checked_model(with_template(own_template("llama3"))))
     assert case.name == "markers"
     assert "The template parts turns with '<|eot_id|>" in case.diagnosis
     assert "<|start_header_id|> is 17 tokens" in case.diagnosis
@@ -206,13 +207,13 @@ def test_a_template_of_another_vocabulary() -> None:
 def test_markers_that_are_text_pass_where_a_token_ends_the_turn_but_not_unseen() -> None:
     turns = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
     source = turns + "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-    cases = {case.name: case for case in checked(subject_of(with_template(source), form="plain"))}
+    cases = {case.name: case for case in checked(checked_model(with_template(source), form="plain"))}
     assert cases["markers"].status == "skipped"
     assert "<|assistant|> is " in cases["markers"].diagnosis
 
 
 def test_a_reference_that_writes_otherwise_fails_each_conversation() -> None:
-    subject = subject_of(model_files("full"))
+    subject = checked_model(model_files("full"))
     texts = failed(checked(replace(subject, reference=Marked(subject, text="!"))))
     assert "The prompts part at character" in texts["user as another"].diagnosis
     ids = failed(checked(replace(subject, reference=Marked(subject, ids=(7,)))))
@@ -230,26 +231,26 @@ def test_a_prompt_that_differs_from_one_render_to_the_next() -> None:
         return datetime.fromtimestamp(next(moments), UTC)
 
     files = with_template("{{ strftime_now('%S') }}" + FULL)
-    assert not failed(checked(subject_of(files)))
-    case = only_failure(subject_of(files, clock=clock))
+    assert not failed(checked(checked_model(files)))
+    case = only_failure(checked_model(files, clock=clock))
     assert (case.name, "gave two prompts" in case.diagnosis) == ("twice", True)
 
 
 def test_control_tokens_that_a_client_spells_are_text() -> None:
-    subject = subject_of(model_files("full"))
+    subject = checked_model(model_files("full"))
     cases = {case.name: case for case in checked(subject)}
     assert cases["control tokens"].status == "passed"
-    special = subject_of(model_files("full"), control_tokens="special")
+    special = checked_model(model_files("full"), control_tokens="special")
     assert "control tokens" not in {case.name for case in checked(special)}
 
 
 def test_a_template_that_looks_for_control_tokens_refuses_them() -> None:
     source = FULL.replace("{{- message.content -}}", "{{- message.content.split('<|im_end|>') | join('|') -}}")
-    cases = {case.name: case for case in checked(subject_of(with_template(source)))}
+    cases = {case.name: case for case in checked(checked_model(with_template(source)))}
     assert cases["control tokens"].status in {"passed", "skipped"}
     assert not failed(list(cases.values()))
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen2.5-7B-Instruct"])
 def test_what_a_template_writes_of_its_own_is_no_mark(name: str) -> None:
-    assert not failed(checked(subject_of(with_template(real_template(name), SPECIALS))))
+    assert not failed(checked(checked_model(with_template(real_template(name), SPECIALS))))

@@ -26,7 +26,7 @@ FORMATS: Mapping[str, str] = {
     "deepseek_r1": "deepseek_v3",
     "deepseek_v3": "deepseek_v3",
     "deepseek_v3_1": "deepseek_v31",
-    "granite3_3": "granite32",
+    "granite3_3": "granite3",
     "smollm3": "hermes",
 }
 # What ends a turn of the family, beside its `eos_token`.
