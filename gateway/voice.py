@@ -12,7 +12,7 @@ from gateway.formats.base import Format
 from gateway.model import Rendered
 from gateway.profile_file import read_profile
 from gateway.prompt.detect import detect_format
-from gateway.prompt.model_files import DEFAULT, ModelFiles
+from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.profile import Profile, differing
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.source import read_model
@@ -91,7 +91,7 @@ def _format(files: ModelFiles, speech: Speech, formats: Mapping[str, Format], pr
             raise ProfileError(f"it says format {profile.format.name}, the settings {declared.name}: leave `format` out of them")
         return declared
     if profile is None:
-        return detect_format(native_prompter(files), files.templates[DEFAULT], formats)
+        return detect_format(native_prompter(files), formats)
     name = profile.format.name
     if name is None:
         raise ProfileError(f"it names no format ({profile.format.why}): name it there, in `format.name`")

@@ -189,7 +189,7 @@ class _Calls:
             if each.name != PLAIN and not _problem(turn, self._stage.read(turn, form=each))
         }
         try:
-            told = detect_format(self._subject.prompter, self._subject.files.templates[turn.template], formats).name
+            told = detect_format(self._subject.prompter, formats).name
         except (FormatUnknown, BadRequest):
             told = ""
         return [told] if told in fitting else sorted(fitting)[:_NAMED]

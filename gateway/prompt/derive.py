@@ -40,7 +40,7 @@ def derive(
     """The profile of the model of this name. `declared` is its format by a person's word. Raises ModelFileError for a template
     that does not compile or does not show one user message."""
     native = Prompter(files, tools="native", syntax=None, clock=lambda: _DAYS[0], seconds=seconds)
-    choice = format_choice(native, files.templates[DEFAULT], formats, declared)
+    choice = format_choice(native, formats, declared)
     form = formats[choice.name] if choice.name is not None else None
     loops = agent_loops(native)
     return Profile(
@@ -60,9 +60,9 @@ def derive(
     )
 
 
-def format_choice(native: Prompter, template: str, formats: Mapping[str, Format], declared: str | None = None) -> FormatChoice:
+def format_choice(native: Prompter, formats: Mapping[str, Format], declared: str | None = None) -> FormatChoice:
     """The format, how sure it is, and why. Raises KeyError for a declared one that is none of the formats."""
-    told, why = _told(native, template, formats)
+    told, why = _told(native, formats)
     if declared is None:
         return FormatChoice(told, "unsure" if told is None else "told", why)
     name = formats[declared].name
@@ -70,9 +70,9 @@ def format_choice(native: Prompter, template: str, formats: Mapping[str, Format]
     return FormatChoice(name, "declared", f"named by a person{said}")
 
 
-def _told(native: Prompter, template: str, formats: Mapping[str, Format]) -> tuple[str | None, str]:
+def _told(native: Prompter, formats: Mapping[str, Format]) -> tuple[str | None, str]:
     try:
-        name = detect_format(native, template, formats).name
+        name = detect_format(native, formats).name
     except FormatUnknown as unknown:
         return None, str(unknown)
     if name == PLAIN:

@@ -34,10 +34,10 @@ class FormatUnknown(Exception):
     """The template does not tell; the message says what to do."""
 
 
-def detect_format(prompter: Prompter, template: str, formats: Mapping[str, Format]) -> Format:
-    """The format of the model behind `prompter` (`tools: native`), whose template's source is given. It is `plain` only where the
-    template shows no calls, states no tools and knows no thoughts. Raises FormatUnknown."""
-    can = prompter.capabilities
+def detect_format(prompter: Prompter, formats: Mapping[str, Format]) -> Format:
+    """The format of the model behind `prompter` (`tools: native`). It is `plain` only where the template shows no calls, states
+    no tools and knows no thoughts. Raises FormatUnknown."""
+    can, template = prompter.capabilities, "\n".join(prompter.sources.values())
     signs = {each.thought_sign for each in _candidates(formats, "") if each.thought_sign}
     thinks = can.reasoning is not None or any(sign in template for sign in signs)
     if can.tool_calls != "yes":

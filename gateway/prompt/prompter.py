@@ -125,6 +125,11 @@ class Prompter:
         return self._can
 
     @property
+    def sources(self) -> Mapping[str, str]:
+        """The source of each template that prompts are made with, by its name."""
+        return {name: self._files.templates[name] for name in self._can}
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the template does with each kind of message; the one for tools, where the model has one of its own."""
         return self._can.get(TOOL_USE, self._can[DEFAULT])

@@ -12,7 +12,7 @@ from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.registry import by_name, load
 from gateway.formats.spec import Block, FormatSpec, Marker
 from gateway.prompt.detect import FormatUnknown, detect_format
-from gateway.prompt.model_files import DEFAULT
+from gateway.prompt.model_files import DEFAULT, TOOL_USE
 from gateway.prompt.prompter import Prompter
 
 FORMATS = load()
@@ -176,7 +176,7 @@ def prompter(source: str) -> Prompter:
 
 
 def detected(source: str) -> str:
-    return detect_format(prompter(source), source, FORMATS).name
+    return detect_format(prompter(source), FORMATS).name
 
 
 @pytest.mark.parametrize(
@@ -231,10 +231,10 @@ def test_two_formats_that_fit_are_a_question_unless_only_their_names_differ() ->
     one, two = (FormatSpec(name=name, aliases=("other",) * (name == "two"), blocks=(block,)) for name in ("one", "two"))
     source = FULL.replace(THINKS.strip(), "").replace("<think>\n\n</think>", "")
     assert "</think>" not in source
-    assert detect_format(prompter(source), source, by_name([one, two, FormatSpec("plain")])).name == "two"
+    assert detect_format(prompter(source), by_name([one, two, FormatSpec("plain")])).name == "two"
     unlike = by_name([one, replace(two, call_ids="nine_alnum"), FormatSpec("plain")])
     with pytest.raises(FormatUnknown, match=r"2 formats of this version \(one, two\) read"):
-        detect_format(prompter(source), source, unlike)
+        detect_format(prompter(source), unlike)
 
 
 def test_a_template_that_states_no_tools_is_told_by_the_calls_of_its_history() -> None:
@@ -269,3 +269,8 @@ def test_each_of_our_families_is_told_or_it_is_said_why_not() -> None:
 @needs_real
 def test_each_real_template_is_told_or_it_is_said_why_not() -> None:
     check({file.stem: file.read_text() for file in REAL_FILES}, KNOWN, UNSURE)
+
+
+def test_the_template_for_tools_tells_where_a_model_has_one() -> None:
+    files = replace(model_files("echo"), templates={DEFAULT: template_text("echo"), TOOL_USE: FULL}, context_tokens=None)
+    assert detect_format(Prompter(files, tools="native", syntax=None, clock=fixed_clock), FORMATS).name == "hermes"
