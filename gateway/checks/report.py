@@ -1,7 +1,7 @@
 """What checks came to: as text for a terminal, as JSON, and as JUnit XML.
 
-Invariant: any case makes text that a terminal can show, and XML that a parser reads: characters that have no place there become
-U+FFFD.
+Invariant: any case makes text that a terminal can show, and JSON and XML that a parser reads: characters that have no place
+there become U+FFFD.
 """
 
 import re
@@ -15,6 +15,7 @@ from gateway.wire import jsonio
 
 VERSION = 1
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_HALF = re.compile("[\ud800-\udfff]")
 _NOT_SHOWN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _COUNTED = (("failures", "failed"), ("skipped", "skipped"))
 
@@ -45,7 +46,8 @@ def _case_text(case: Case) -> Iterator[str]:
 
 def report_json(reports: Sequence[Report]) -> str:
     """All reports as one JSON object; docs/ci.md says its shape."""
-    return jsonio.dumps({"interlock_check": VERSION, "models": [_values(report) for report in reports]}, indent=2)
+    text = jsonio.dumps({"interlock_check": VERSION, "models": [_values(report) for report in reports]}, indent=2)
+    return _HALF.sub("\ufffd", text)
 
 
 def _values(report: Report) -> dict[str, Any]:

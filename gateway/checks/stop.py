@@ -45,7 +45,7 @@ def _named(subject: Subject) -> str:
 
 
 def _one_token(token: StopToken, tokenizer: Tokenizer) -> Case:
-    name = f"one token: {token.text}"
+    name = f"one token: {token.text} ({token.id})"
     ids, text = tokenizer.encode(token.text), tokenizer.text_of(token.id)
     if (ids == (token.id,) or tokenizer.encode_after(token.text) == (token.id,)) and text == token.text:
         return _case(name)
@@ -164,14 +164,14 @@ def _answers(subject: Subject) -> Iterator[Case]:
         return
     before, _, after = turn.raw.rpartition(VALUE)
     letters = _letters(tokenizer)
-    for stop in sorted(subject.prompter.stop_ids):
-        text = tokenizer.text_of(stop)
+    texts = {stop: text for stop in sorted(subject.prompter.stop_ids) if (text := tokenizer.text_of(stop))}
+    for stop, text in texts.items():
         ids = [*tokenizer.encode_after(turn.raw), stop, *tokenizer.encode_after(_JUNK)]
         problems = [_run_on(stage, turn, _by_ids(ids, turn.prompt.stop_ids), VALUE, by_ids=True)]
         problems.append(_run_on(stage, turn, _by_text([turn.raw], stop), VALUE, by_ids=False))
         yield _ended(f"an answer ends at {text}", [each for each in problems if each])
         data = text.encode()
-        if data and all(byte in letters for byte in data) and text not in stage.form.spelled:
+        if all(byte in letters for byte in data) and text not in stage.form.spelled:
             spelled = [letters[byte] for byte in data]
             ids = [*tokenizer.encode_after(before), *spelled, *tokenizer.encode_after(after), stop]
             problem = _run_on(stage, turn, _by_ids(ids, turn.prompt.stop_ids), text, by_ids=True)

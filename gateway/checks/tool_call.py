@@ -119,18 +119,18 @@ class _Calls:
     def _conversations(self) -> Iterator[tuple[str, Said]]:
         """What the model says, by the name of its case."""
         can, thought = self._can, self._thinks
-        beside = can.called_text == "beside" or self._single.prompt.constraint is not None
+        constrained = self._single.prompt.constraint is not None
         for name, arguments in ARGUMENTS.items():
             yield name, _said(arguments, thought=thought)
         markers = " ".join(dict.fromkeys(self._stage.form.spelled))
         yield "markers of the format in an argument", _said({TEXT: f"a {markers} b"}, thought=thought)
         yield "no arguments", _said({}, _PING, thought=thought)
-        if can.parallel_calls == "yes" or self._single.prompt.constraint is not None:
+        if can.parallel_calls == "yes" or constrained:
             both = tuple((_LOOKUP, jsonio.dumps({TEXT: text})) for text in ("first", VALUE))
             yield "parallel calls", Said(both, None, _THOUGHT if thought else None)
-        if beside:
+        if can.called_text == "beside" or constrained:
             yield "text before a call", _said({TEXT: VALUE}, thought=thought, content=_CONTENT)
-        if can.reasoning is not None and not thought:
+        if can.reasoning is not None and not thought and not constrained:  # a grammar lets no thought begin
             yield "a thought before a call", _said({TEXT: VALUE}, thought=True)
 
     def _round_trip(self, name: str, said: Said) -> Iterator[Case]:
@@ -206,11 +206,11 @@ class _Calls:
             if not renamed.startswith(turn.shown.text[: turn.end]):
                 yield _case(name, "failed", _parted(own.text, turn.shown.text), _NEXT)
                 return
-            why = "The history shows the calls' ids, and this format gives calls ids of its own: the model did not write these."
+            why = "The history shows the calls' ids, and those that the client was given are not those that the model wrote."
         elif turn.lost:
             why = (
-                f"The prompt ends with {_quoted(turn.lost)}, which the history does not hold: the template writes the turn "
-                "otherwise than it asked for it, and a cache holds up to there."
+                f"The history parts from the prompt, and what the model wrote after it, at {_quoted(turn.lost)}: the template "
+                "writes a turn otherwise than it asks for it."
             )
         elif own.ids[: len(turn.prompt.ids)] != turn.prompt.ids:
             why = "The end of the prompt and the beginning of the answer make other tokens together than one by one."
@@ -218,7 +218,7 @@ class _Calls:
             yield _case(name, "passed")
         elif why not in self._told:
             self._told.add(why)
-            yield _case(name, "skipped", why, _TEMPLATES)
+            yield _case(name, "skipped", why, "No setting changes it: a cache of the prompt ends there with each such turn.")
 
     def _written_ids(self, turn: WrittenTurn) -> list[str]:
         return [self._ids.format(name=name, number=number) for number, (name, _) in enumerate(turn.said.calls)]

@@ -18,7 +18,7 @@ from gateway.formats.base import Format
 from gateway.model import Rendered
 from gateway.parsing import chunking, folded
 from gateway.reading import reader_for
-from gateway.request import FailureKind, GenerateRequest, Message, Prompt, ToolCall, ToolSpec
+from gateway.request import CallAnswer, FailureKind, GenerateRequest, Message, Prompt, ToolCall, ToolSpec
 from gateway.wire import jsonio
 from gateway.wire.text import common_start
 
@@ -28,7 +28,7 @@ VALUE = "checkvaluemark"
 TEXT = "text"  # a parameter of the first tool
 CALL_IDS = ("checkcal1", "checkcal2")  # nine alphanumerics, since some templates ask for just that
 SPLITS = ("one", "char", *(f"random:{seed}" for seed in range(5)))
-_QUESTION = Message("user", "checkquestionmark")
+_ASKED = "checkquestionmark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Stage:
 
     def request(self, *messages: Message, **kwargs: Any) -> GenerateRequest:
         """A request that these messages are, after the question that all begin with."""
-        return GenerateRequest(model="", messages=(_QUESTION, *messages), tools=self._tools, template_kwargs=kwargs)
+        return GenerateRequest(model="", messages=(Message("user", _ASKED), *messages), tools=self._tools, template_kwargs=kwargs)
 
     @property
     def thinks(self) -> bool:
@@ -106,21 +106,30 @@ class Stage:
     def write(self, said: Said, ids: Sequence[str], **kwargs: Any) -> WrittenTurn:
         """The turn in which the model says this, its calls by these ids. Raises BadRequest where the template refuses it."""
         asked = self.request(**kwargs)
-        prompt = self._prompter.prompt(asked)
-        shown = self.after(asked, said, ids)
-        begin = len(prompt.text) if shown.text.startswith(prompt.text) else self._parted(prompt.text, shown.text)
-        lost = prompt.text[begin:]
+        prompt, shown = self._prompter.prompt(asked), self.after(asked, said, ids)
+        begin, lost = self._begin(prompt.text, shown.text)
         stop_at, stop = self._stop(shown.text, begin, said)
-        raw, closer = shown.text[begin:stop_at], self.form.thought_closer
-        if closer and lost:
-            open_closer = self.form.open_thought(prompt.tail)
-            if open_closer is None and closer in lost:
-                raw = raw[raw.index(closer) + len(closer) :] if raw.lstrip().startswith(closer) else raw
-            elif open_closer is not None and open_closer not in raw:
-                raw, said = f"{THOUGHT}{open_closer}{raw}", replace(said, reasoning=THOUGHT)
-        return WrittenTurn(
-            said, self._prompter.plan(asked).draft.template, asked, prompt, shown, begin, stop_at + len(stop), raw, stop, lost
-        )
+        raw = shown.text[begin:stop_at]
+        if said.reasoning is not None and said.reasoning not in raw:
+            said = replace(said, reasoning=None)
+        if isinstance(prompt.constraint, CallAnswer) and said.reasoning is None:  # which the model begins with a call, or a text
+            before, first, rest = raw.partition(said.content or prompt.constraint.opener)
+            lost, raw = lost or before, f"{first}{rest}" or raw
+        if lost:
+            said, raw = self._after_thought(said, prompt, raw)
+        template = self._prompter.plan(asked).draft.template
+        return WrittenTurn(said, template, asked, prompt, shown, begin, stop_at + len(stop), raw, stop, lost)
+
+    def _after_thought(self, said: Said, prompt: Prompt, raw: str) -> tuple[Said, str]:
+        """What the model wrote where the history begins the turn otherwise than the prompt: without the end of a thought that the
+        prompt has closed, and with a thought where the prompt has left one open."""
+        closer, thought_closer = self.form.open_thought(prompt.tail), self.form.thought_closer
+        closed = thought_closer and raw.lstrip().startswith(thought_closer)
+        if closer is None:
+            return said, raw.partition(thought_closer)[2] if closed else raw
+        if closed or said.reasoning is not None:
+            return said, raw
+        return replace(said, reasoning=THOUGHT), f"{THOUGHT}{closer}{raw}"
 
     def after(self, asked: GenerateRequest, said: Said, ids: Sequence[str]) -> Prompt:
         """The prompt of the request that follows the turn: with the results of its calls, else with the next question."""
@@ -129,11 +138,19 @@ class Stage:
         results = [Message("tool", RESULT, tool_call_id=call.id) for call in calls] or [Message("user", RESULT)]
         return self._prompter.prompt(replace(asked, messages=(*asked.messages, answer, *results)))
 
-    def _parted(self, prompt: str, shown: str) -> int:
-        """Where the two part, with no marker cut."""
-        at = len(common_start(prompt, shown))
+    def _begin(self, prompt: str, shown: str) -> tuple[int, str]:
+        """Where the turn begins in the shown text, and the end of the prompt that is not there, or what of it parts."""
+        if shown.startswith(prompt):
+            return len(prompt), ""
+        asked, came = (text.find(_ASKED) + len(_ASKED) for text in (prompt, shown))
+        size = self._shared(prompt[asked:], shown[came:])
+        return came + size, prompt[asked + size :] or prompt[len(common_start(prompt, shown)) :]
+
+    def _shared(self, one: str, other: str) -> int:
+        """For how many characters the two are the same, with no marker cut."""
+        at = len(common_start(one, other))
         for marker in self._markers:
-            for text in (prompt, shown):
+            for text in (one, other):
                 found = text.find(marker, max(at - len(marker) + 1, 0), at + len(marker) - 1)
                 if 0 <= found < at < found + len(marker):
                     at = found
