@@ -8,13 +8,13 @@ from gateway.errors import ModelFileError
 from gateway.formats.base import Format
 from gateway.profile_file import read_profile, write_profile
 from gateway.prompt.derive import derive
-from gateway.prompt.profile import Found, Profile, Thoughts, differing, profile_values
+from gateway.prompt.profile import Found, Loop, Profile, Thoughts, differing, profile_values
 from gateway.prompt.source import read_model
 from gateway.wire.jsonio import dumps
 
 _WEIGHTS = ".gguf"
 _GIVEN: Mapping[str, str] = {"none": "not given", "true": "on", "false": "off"}
-_LOOPS: Mapping[str, str] = {"plain": "chat", "tools": "tool loop", "tools_then_user": "tool loop, then the user"}
+_LOOPS: Mapping[str, str] = {"plain": "in a chat", "tools": "with tools", "tools_then_user": "tools, user"}
 
 
 class ProfileThere(Exception):
@@ -62,29 +62,35 @@ def summary(profile: Profile) -> Iterator[str]:
     yield f"{profile.model}: format {choice.name or 'unknown'} ({choice.certainty}: {choice.why})"
     yield f"  stops at      {', '.join(f'{token.text} ({token.id})' for token in profile.stop)}"
     for name, found in profile.found.items():
-        yield from _told(found, "" if len(profile.found) == 1 else f" of template {name}")
+        if len(profile.found) > 1:
+            yield f"  With the template {name}:"
+        yield from _told(found)
     yield from _listed("Its files are at odds:", profile.conflicts)
 
 
-def _told(found: Found, of: str) -> Iterator[str]:
-    yield f"  prompt ends   {dumps(found.generation_prompt) if found.generation_prompt else 'with the user message'}{of}"
+def _told(found: Found) -> Iterator[str]:
+    yield f"  prompt ends   {dumps(found.generation_prompt) if found.generation_prompt else 'with the last message'}"
     yield f"  turn ends     {found.turn_end or 'with no token of its own'}"
     yield f"  thoughts      {_thoughts(found.thoughts)}"
     yield f"  a call        {dumps(found.call) if found.call else 'is not shown'}"
-    for name, loop in found.loops.items():
-        lost = f"a turn loses {loop.lost_tokens} tokens of the cache from {dumps(loop.parts_at)} on"
-        yield f"  {_LOOPS[name]}: {'each request goes on from the one before' if loop.stable else lost}"
-    yield f"  the date      {'is in the prompt' if found.dated else 'is not in the prompt'}"
+    yield from (f"  {_LOOPS[name]:<14}{_stability(loop)}" for name, loop in found.loops.items())
+    yield f"  the date      {'is in the prompt: it differs from day to day' if found.dated else 'is not in the prompt'}"
     yield f"  BOS           {found.bos}"
-    yield from _listed(f"What it cannot do{of}:", found.cannot)
+    yield from _listed("What it cannot do:", found.cannot)
 
 
 def _thoughts(thoughts: Thoughts | None) -> str:
     if thoughts is None:
         return "none"
-    read = f"read from `{thoughts.field}`" if thoughts.field else "read from no field"
-    start = ", ".join(f"{_GIVEN[name]}: {how}" for name, how in thoughts.start.items())
-    return f"{read}; the prompt leaves the thought, by the thinking switch, {start}"
+    read = f"read from `{thoughts.field}`" if thoughts.field else "of earlier turns are not read"
+    start = ", ".join(f"{_GIVEN[name]} {how}" for name, how in thoughts.start.items())
+    return f"{read}; how the prompt leaves the thought, by the thinking switch: {start}"
+
+
+def _stability(loop: Loop) -> str:
+    if loop.stable:
+        return "each request goes on from the one before"
+    return f"a turn loses {loop.lost_tokens} tokens of the cache, from {dumps(loop.parts_at)} on"
 
 
 def _listed(head: str, sentences: tuple[str, ...]) -> Iterator[str]:

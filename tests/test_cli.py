@@ -393,3 +393,72 @@ def test_parse_answers_each_line_before_it_waits_for_the_next() -> None:
 def test_parse_refuses_what_is_no_text() -> None:
     code, messages, errors = parse_command("--format", "plain", said=b"\xff")
     assert (code, messages, errors) == (2, [], "interlock: standard input: not UTF-8 at byte 0\n")
+
+
+def test_onboard_prints_the_profile_and_says_what_matters_beside_it(run: Run) -> None:
+    code, out, err = run("onboard", tiny_model("full"))
+    assert code == 0
+    values = yaml.safe_load(out)
+    assert (values["model"], values["format"]["name"]) == ("full", "hermes")
+    assert values["files"].keys() == {"metadata"}
+    assert err.startswith("full: format hermes (told: ")
+    assert "\n  turn ends     <|im_end|>\n" in err
+
+
+def test_onboard_writes_the_profile_and_loses_no_other(run: Run, tmp_path: Path) -> None:
+    model, file = tiny_model("full"), tmp_path / "profile.yaml"
+    code, out, err = run("onboard", model, "-o", file)
+    assert (code, err) == (0, "")
+    assert out.endswith(f"{file}: written\n")
+    written = file.read_text()
+    code, out, _ = run("onboard", model, "-o", file)
+    assert (code, out.splitlines()[-1]) == (0, f"{file}: says the same already")
+    assert file.read_text() == written
+    file.write_text(written.replace("    developer: 'yes'", "    developer: drops"))
+    code, _, err = run("onboard", model, "-o", file)
+    assert (code, err) == (
+        2,
+        f"interlock: {file} says something else of templates: `--force` replaces it, with its last check and what was changed by "
+        "hand\n",
+    )
+    assert run("onboard", model, "-o", file, "--force")[0] == 0
+    assert file.read_text() == written
+
+
+def test_onboard_fails_where_the_format_is_not_told_and_takes_a_person_s_word(run: Run, tmp_path: Path) -> None:
+    model, file = tiny_model("dropping"), tmp_path / "profile.yaml"
+    code, out, err = run("onboard", model, "-o", file)
+    assert (code, err) == (
+        1,
+        "interlock: the format of dropping is not told by its template: name it with `--format`, or in the profile\n",
+    )
+    assert "dropping: format unknown (unsure: no formats of this version read what the template writes" in out
+    assert yaml.safe_load(file.read_text())["format"]["name"] is None
+    code, out, err = run("onboard", model, "-o", file, "--force", "--format", "qwen25")
+    assert (code, err) == (0, "")
+    assert yaml.safe_load(file.read_text())["format"] == {
+        "name": "hermes",
+        "certainty": "declared",
+        "why": "named by a person",
+    }
+
+
+def test_onboard_says_what_is_wrong_in_a_line(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("onboard", tmp_path / "none.gguf")
+    assert (code, out, err) == (1, "", f"interlock: {tmp_path}/none.gguf: No such file or directory\n")
+    code, _, err = run("onboard", tiny_model(), "-o", tmp_path / "none" / "profile.yaml")
+    assert (code, err) == (1, f"interlock: {tmp_path}/none/profile.yaml: cannot be written: No such file or directory\n")
+    code, _, err = run("onboard", tiny_model(), "--format", "hermess")
+    assert code == 2
+    assert "'hermess' is no format" in err
+
+
+def test_onboard_gives_the_same_profile_each_time() -> None:
+    model = str(tiny_model("full"))
+    outs = {
+        subprocess.run(
+            [interlock(), "onboard", model], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, timeout=30
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(outs) == 1
