@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.real_templates import needs_real, real_template
+from support.real_vocabularies import model_directory, qwen_vocabulary
 from support.vocabulary import model_files, template_text
 
 from gateway.errors import ModelFileError
@@ -123,3 +125,14 @@ def test_the_summary_of_a_model_with_two_templates_has_both() -> None:
     assert "  in a chat     each request goes on from the one before" in lines
     assert "  thoughts      none" in lines
     assert lines.count("  a call        is not shown") == 1
+
+
+@needs_real
+def test_the_guide_shows_what_is_printed(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "onboarding.md").read_text(encoding="utf-8")
+    model = tmp_path / "Qwen3-0.6B"
+    model.mkdir()
+    model_directory(model, qwen_vocabulary("qwen3"), {"eos_token": "<|im_end|>"}, real_template("Qwen-Qwen3-0.6B"))
+    (model / "generation_config.json").write_text('{"eos_token_id": [151645, 151643]}')
+    told = "\n".join(summary(onboard(model, FORMATS)))
+    assert f"```\n{told}\n```" in guide
