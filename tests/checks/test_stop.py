@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.subjects import FAMILIES, family_files, family_subject, own_template, subject_of, with_profile
+from support.real_templates import real_template
+from support.subjects import FAMILIES, family_files, family_subject, own_template, real_templates, subject_of, with_profile
 
 from engines.base import Chunk
 from gateway.answer import AnswerReader
@@ -38,6 +39,11 @@ def test_every_family_ends_its_turns(family: str) -> None:
     assert {f"one token: {token.text} ({token.id})" for token in subject.profile.stop} <= found.keys()
     assert {f"an answer ends at {token.text}" for token in subject.profile.stop} <= found.keys()
     assert ("call end" in found) == (subject.prompter.capabilities.tools == subject.prompter.capabilities.tool_calls == "yes")
+
+
+@pytest.mark.parametrize(("family", "real"), [each for each in real_templates() if each[1] != "Kimi-K2-Thinking"])
+def test_every_real_template_ends_its_turns(family: str, real: str) -> None:
+    assert not failed(family_subject(family, real_template(real)))
 
 
 def test_the_end_of_harmony_s_messages_does_not_tell_the_end_of_a_turn() -> None:

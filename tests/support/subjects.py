@@ -46,6 +46,14 @@ ENDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def real_templates() -> list[tuple[str, str]]:
+    """Each family with the real templates of it."""
+    named = {
+        family: yaml.safe_load((DATA / family / "transcript.yaml").read_text(encoding="utf-8"))["real"] for family in FAMILIES
+    }
+    return [(family, real) for family, reals in named.items() for real in reals]
+
+
 @cache
 def formats() -> Mapping[str, Format]:
     return load()
