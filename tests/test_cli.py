@@ -7,8 +7,10 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import httpx
 import pytest
@@ -18,6 +20,11 @@ from support.process import interlock, records
 from support.scripted_engine import CLOSE, HANG, HEAD, ScriptedEngine, event, llama_end, llama_token
 
 from gateway import cli, process
+from gateway.checks.base import CHECKS
+from gateway.formats.registry import load
+from gateway.onboarding import onboard
+from gateway.profile_file import read_profile, write_profile
+from gateway.prompt.profile import StopToken, digest
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -462,3 +469,104 @@ def test_onboard_gives_the_same_profile_each_time() -> None:
         for seed in ("1", "2", "3")
     }
     assert len(outs) == 1
+
+
+@pytest.fixture
+def profiled(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """A model and its profile, with changes by a person."""
+
+    def make(**changes: Any) -> tuple[Path, Path]:
+        model, file = tiny_model("full"), tmp_path / "profile.yaml"
+        write_profile(file, replace(onboard(model, load()), **changes))
+        return model, file
+
+    return make
+
+
+def test_check_says_a_line_a_test_and_keeps_the_result(run: Run, profiled: Callable[..., tuple[Path, Path]]) -> None:
+    model, file = profiled()
+    code, out, _ = run("check", "--model", model, "--profile", file)
+    first, *tests = out.splitlines()
+    assert (code, first.split(" (")[0]) == (0, "full")
+    assert [line.split()[:2] for line in tests if line[2] != " "][:4] == [[name, "passed"] for name in CHECKS]
+    assert tests[-1] == f"full: the result is kept in {file}"
+    kept = read_profile(file)
+    assert kept.checked is not None
+    assert (kept.checked.failed, kept.checked.of) == ((), digest(kept))
+
+
+def test_check_without_a_profile_says_that_nothing_is_kept(run: Run) -> None:
+    code, out, _ = run("check", "--model", tiny_model("full"))
+    assert code == 0
+    assert out.splitlines()[-1] == "full: the result is kept nowhere, without a profile (`interlock onboard` makes one)"
+
+
+def test_check_fails_with_what_to_do_and_keeps_that_too(run: Run, profiled: Callable[..., tuple[Path, Path]]) -> None:
+    model, file = profiled(stop=(StopToken(0, "<|endoftext|>"),))
+    code, out, _ = run("check", "--model", model, "--profile", file)
+    assert code == 1
+    assert "    turn end: The template ends the model's turn with <|im_end|> (id 2), which is not among the stop tokens" in out
+    assert '      fix: Add `{id: 2, text: "<|im_end|>"}` under `stop` in the profile.' in out
+    checked = read_profile(file).checked
+    assert checked is not None
+    assert checked.failed == ("stop",)
+
+
+def test_check_of_settings_checks_each_model_by_its_name(
+    run: Run, config: Callable[[dict[str, Any]], Path], profiled: Callable[..., tuple[Path, Path]]
+) -> None:
+    model, file = profiled()
+    value = settings()
+    (first,) = value["models"]
+    by_engine = {"name": "passed-on", "format": "engine", "engines": [{"id": "x", "url": "http://127.0.0.1:9", "kind": "openai"}]}
+    value["models"] = [{**first, "source": str(model), "profile": str(file)}, by_engine]
+    code, out, err = run("check", "--config", config(value), "--json")
+    assert (code, [each["model"] for each in json.loads(out)["models"]]) == (0, ["m"])
+    assert "passed-on: not checked, its engine templates and parses" in err.splitlines()
+    assert f"m: the result is kept in {file}" in err
+
+
+def test_check_takes_a_profile_of_other_files_and_says_so(
+    run: Run, config: Callable[[dict[str, Any]], Path], profiled: Callable[..., tuple[Path, Path]]
+) -> None:
+    model, file = profiled(files={"metadata": "0" * 64})
+    value = settings()
+    value["models"][0] |= {"source": str(model), "profile": str(file)}
+    code, out, _ = run("check", "--config", config(value))
+    assert code == 1
+    assert "metadata has changed" in out
+
+
+def test_check_prints_json_alone_and_writes_junit(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    code, out, _ = run("check", "--model", tiny_model("full"), "--json", "--junit", file)
+    value = json.loads(out)
+    assert (code, value["interlock_check"], value["models"][0]["passed"]) == (0, 1, True)
+    root = ElementTree.parse(file).getroot()  # noqa: S314  our own
+    assert [suite.get("name") for suite in root.findall("testsuite")] == [f"full.{name}" for name in CHECKS]
+    code, _, err = run("check", "--model", tiny_model("full"), "--junit", tmp_path / "none" / "junit.xml")
+    assert (code, err) == (1, f"interlock: {tmp_path}/none/junit.xml: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give one of the two"),
+        (["--config", "a", "--model", "b"], "give one of the two"),
+        (["--config", "a", "--profile", "b"], "goes with --model"),
+        (["--config", "none.yaml"], "cannot be read"),
+        (["--model", "none.gguf"], "No such file"),
+    ],
+)
+def test_check_refuses_what_it_cannot_check(run: Run, arguments: list[str], words: str) -> None:
+    code, out, err = run("check", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_check_asks_for_a_format_that_is_not_told(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("check", "--model", tiny_model("dropping"))
+    assert code == 2
+    assert "Name it with `interlock onboard --format`" in err
+    code, _, err = run("check", "--model", tiny_model("full"), "--profile", tmp_path / "none.yaml")
+    assert (code, err) == (2, f"interlock: {tmp_path}/none.yaml: cannot be read: No such file or directory\n")
