@@ -49,9 +49,8 @@ def markers(subject: Subject) -> Case:
     try:
         text = subject.prompter.prompt(GenerateRequest("", messages)).text
     except BadRequest as error:
-        return _case(
-            "markers", "failed", f"A plain conversation is refused: {error.message}", "Use the model's own chat template."
-        )
+        said = f"A plain conversation is refused: {error.message.rstrip('.')}."
+        return _case("markers", "failed", said, "Use the model's own chat template.")
     between, _, opening = text.partition(_ASKED)[2].partition(_NEXT)
     after = between.partition(_SAID)[2]
     counts = {marker: len(tokenizer.encode_after(marker)) for marker in dict.fromkeys(_MARKER.findall(between + opening))}

@@ -10,6 +10,7 @@ from gateway.formats.base import Format, ParseOptions
 from gateway.parsing import chunking, folded
 from gateway.prompt.detect import PLAIN
 from gateway.prompt.probe import THINKING_SWITCHES, THOUGHT_MARKS
+from gateway.prompt.thought_end import ThoughtEnd
 from gateway.request import Delta, FinishReason, GenerateRequest, Message, Prompt, ToolCall, ToolSpec, Usage
 
 _THOUGHT = 'First this, checkthoughtmark.\n\nThen that: 1 < 2 & "so".'
@@ -83,6 +84,15 @@ class _Opened:
 
 def check_reasoning(subject: Subject) -> Iterator[Case]:
     """Its cases. Of a model that does not think there is one: that its prompts open no thought."""
+    try:
+        yield from _cases(subject)
+    except BadRequest as error:
+        yield _case(
+            "prompts", "failed", f"A plain prompt is refused: {error.message.rstrip('.')}.", "Use the model's own chat template."
+        )
+
+
+def _cases(subject: Subject) -> Iterator[Case]:
     form, can = subject.format, subject.prompter.capabilities
     prompt = subject.prompter.prompt(_request())
     sources = [*subject.files.templates.values()]
@@ -108,7 +118,13 @@ def _thinks(subject: Subject) -> Iterator[Case]:
     first: _Opened | None = None
     for name, value in _SWITCHES.items() if switched else [("", None)]:
         kwargs = {} if value is None else {THINKING_SWITCHES[0]: value}
-        prompt = subject.prompter.prompt(_request(kwargs=kwargs))
+        try:
+            prompt = subject.prompter.prompt(_request(kwargs=kwargs))
+        except BadRequest as error:
+            if value is None:
+                raise
+            yield _case(f"thought{name}", "skipped", f"The template refuses this: {error.message.rstrip('.')}.")
+            continue
         if value is False or (value is None and _closed(subject, prompt)):
             yield _expected(f"no thought{name}", _Output(subject, prompt, f"{_lead(subject, kwargs)}{_SAID}"), _Read("", _SAID))
         else:
@@ -159,9 +175,7 @@ def _opened(subject: Subject, prompt: Prompt, kwargs: Mapping[str, Any]) -> _Ope
 def _budget_end(subject: Subject, kwargs: Mapping[str, Any]) -> str:
     """How the gateway ends a thought that has used up its budget, and what the model then writes before its text."""
     closer = subject.format.thought_closer
-    end = subject.prompter.thought_end(closer)
-    if end is None:
-        return closer
+    end = subject.prompter.thought_end(closer) or ThoughtEnd(closer, closer)
     return end.before_text + (_lead(subject, kwargs) if end.before_text == end.before_any else "")
 
 

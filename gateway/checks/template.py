@@ -244,12 +244,15 @@ def _parting(own: str, other: str) -> str:
 def _twice(subject: Subject, tried: list[_Tried]) -> Case:
     """The same request gives the same prompt, whatever was rendered in between."""
     for each in tried:
-        if each.prompt is not None and (again := subject.prompter.prompt(each.conversation.request)) != each.prompt:
-            parts = _parting(each.prompt.text, again.text) if again.text != each.prompt.text else "in their token ids"
-            return _case(
-                "twice",
-                "failed",
-                f"{each.conversation.name} gave two prompts, which part {parts}.",
-                "Check again; where it is the time of day, let the template write no more than the date.",
-            )
+        again = _try(subject, each.conversation).prompt if each.prompt is not None else None
+        if each.prompt is None or again == each.prompt:
+            continue
+        text = again.text if again is not None else ""
+        parts = _parting(each.prompt.text, text) if text != each.prompt.text else "in their token ids"
+        return _case(
+            "twice",
+            "failed",
+            f"{each.conversation.name} gave two prompts, which part {parts}.",
+            "Check again; where it is the time of day, let the template write no more than the date.",
+        )
     return _case("twice")

@@ -135,6 +135,26 @@ def test_a_thought_end_that_a_person_changed_is_the_one_that_is_read() -> None:
     assert set(failed(checked_model(files, said, form="hermes"))) == {"thought end"}
 
 
+def test_a_prompt_that_is_always_closed_has_content_only() -> None:
+    source = FULL.replace(r"{{- '<|im_start|>assistant\n' -}}", r"{{- '<|im_start|>assistant\n<think></think>' -}}")
+    assert source != FULL
+    cases = checked(checked_model(with_template(source.replace(THINKING, "false")), form="hermes"))
+    assert {name: case.status for name, case in cases.items()} == {"no thought": "passed"}
+
+
+def test_a_switch_that_the_template_refuses_is_left_out() -> None:
+    source = FULL.replace(f"{{%- if {THINKING} %}}", f"{{%- if {THINKING} %}}{{{{ raise_exception('always on') }}}}")
+    assert source != FULL
+    case = checked(checked_model(with_template(source), form="hermes"))["thought, thinking off"]
+    assert (case.status, "always on" in case.diagnosis) == ("skipped", True)
+
+
+def test_a_template_that_refuses_everything_under_an_old_profile() -> None:
+    said = profiled(model_files("full"), "hermes")
+    case = failed(checked_model(with_template("{{ raise_exception('edited') }}"), said, form="hermes"))["prompts"]
+    assert "edited" in case.diagnosis
+
+
 class _Deaf(Format):
     """A format whose parsers tell some things no longer."""
 

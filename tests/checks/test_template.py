@@ -12,11 +12,12 @@ from support.subjects import FAMILIES, own_template
 from support.vocabulary import fixed_clock, model_files, template_text
 
 from gateway.checks.base import Case, Subject
+from gateway.checks.control_tokens import spelled
 from gateway.checks.conversations import conversations
 from gateway.checks.reference import transformers_reference
 from gateway.checks.template import check_template
 from gateway.errors import BadRequest
-from gateway.prompt.model_files import DEFAULT
+from gateway.prompt.model_files import DEFAULT, TOOL_USE
 from gateway.prompt.renderer import Draft
 
 NOWHERE = Path("/no/such/directory")
@@ -254,3 +255,54 @@ def test_a_template_that_looks_for_control_tokens_refuses_them() -> None:
 @pytest.mark.parametrize("name", ["Qwen-Qwen2.5-7B-Instruct"])
 def test_what_a_template_writes_of_its_own_is_no_mark(name: str) -> None:
     assert not failed(checked(checked_model(with_template(real_template(name), SPECIALS))))
+
+
+def test_an_edited_template_under_an_old_profile() -> None:
+    """It does not get as far as this where the model is served: what fails beside the file tells what the edit broke."""
+    before = profiled(replace(model_files("full"), hashes={"chat_template.jinja": "1"}))
+    edited = replace(with_template("{{ raise_exception('edited') }}"), hashes={"chat_template.jinja": "2"})
+    cases = failed(checked(checked_model(edited, before)))
+    assert cases["files: chat_template.jinja"].diagnosis == "chat_template.jinja has changed since the profile was made."
+    assert "A plain conversation is refused" in cases["markers"].diagnosis
+    assert "is refused, though the profile says nothing of it" in cases["user"].diagnosis
+
+
+def test_each_named_template_is_held_to_what_the_profile_says_of_it() -> None:
+    without = FULL.replace("{%- if tools %}", "{%- if false %}")
+    files = replace(with_template(without), templates={DEFAULT: without, TOOL_USE: FULL})
+    said = profiled(files, "hermes")
+    assert said.templates[DEFAULT].tools == "drops"
+    assert not failed(checked(checked_model(files, said, form="hermes")))
+    deaf = replace(files, templates={DEFAULT: without, TOOL_USE: without})
+    cases = failed(checked(checked_model(deaf, said, form="hermes")))
+    assert "the template drops weather_toolmark (and 1 more), though the profile says tools: yes" in cases["tools"].diagnosis
+
+
+def test_a_control_token_that_a_client_s_text_makes_is_found() -> None:
+    subject = checked_model(model_files("full"))
+    (conversation,) = (each for each in conversations(tools=False, thoughts=False, switch=False, controls=["<|im_end|>"])
+                       if each.spells_controls)  # fmt: skip
+    prompt = subject.prompter.prompt(conversation.request)
+    assert spelled(subject, conversation, prompt).status == "passed"
+    end = subject.files.tokenizer.special_ids["<|im_end|>"]
+    case = spelled(subject, conversation, replace(prompt, ids=(*prompt.ids, end)))
+    assert case.status == "failed"
+    assert case.diagnosis == (
+        "A client's text that spells <|im_end|> becomes the token itself: 4 of them stand in the prompt, not 3."
+    )
+
+
+def test_a_prompt_that_is_refused_the_second_time() -> None:
+    days = iter(range(1, 10_000))
+    files = with_template("{% if strftime_now('%S') == '59' %}{{ raise_exception('late') }}{% endif %}" + FULL)
+    said = profiled(files)
+    late = False
+
+    def clock() -> datetime:
+        return datetime(2026, 1, 1, 0, 0, 59 if late and next(days) > 3 else 1, tzinfo=UTC)
+
+    cases = []
+    for case in check_template(checked_model(files, said, clock=clock)):
+        cases.append(case)
+        late = late or case.name == "bos"
+    assert [(case.name, case.status) for case in cases if case.status == "failed"] == [("twice", "failed")]
