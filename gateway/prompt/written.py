@@ -77,7 +77,8 @@ class Writing:
         if self._can.tool_calls != "yes":
             return "", ""
         count = len(calling["tool_calls"])
-        turn = self._turn([USER, calling, *_results(count)], **switches)
+        results = _results(count) if self._can.tool_results == "yes" else []
+        turn = self._turn([USER, calling, *results], **switches)
         before, shown, _ = turn.partition(_RESULT)
         if not shown:
             return turn, ""

@@ -296,6 +296,33 @@ def test_what_the_model_cannot_do_is_said_in_plain_words() -> None:
     )
 
 
+def test_a_template_that_refuses_tools_is_told() -> None:
+    seen = of(ECHO + "{%- if tools %}{{ raise_exception('no tools') }}{% endif -%}")
+    assert "The template refuses tools: set `tools: constrained`." in seen.cannot
+    assert not seen.dated
+
+
+def test_a_template_that_refuses_results_shows_the_call_alone() -> None:
+    source = FULL.replace(", 'tool']", "]")
+    assert source != FULL
+    profile = derive("m", with_template(source), FORMATS)
+    assert profile.format.name is None
+    assert profile.format.why == (
+        "its format cannot be told, name it: The model's chat template does not show tool results to it: unknown role tool"
+    )
+    seen = profile.found[DEFAULT]
+    assert (seen.call, seen.result) == (of(FULL).call, "")
+    assert seen.loops.keys() == {"plain"}
+    assert "The template refuses the results of calls: with `tools: native` a request with one is refused." in seen.cannot
+
+
+def test_a_template_that_shows_later_developer_messages_otherwise_is_told() -> None:
+    drops = "{%- if message.role == 'developer' and not loop.first %}{% continue %}{% endif -%}"
+    source = FULL.replace("{{- '<|im_start|>'", drops + "{{- '<|im_start|>'", 1)
+    assert source != FULL
+    assert of(source).cannot == ("The template drops later developer messages: they are given as system messages.",)
+
+
 def test_a_model_with_a_template_for_tools_has_both_told() -> None:
     files = replace(with_template(ECHO), templates={DEFAULT: ECHO, TOOL_USE: FULL, "rag": "{{ nonsense }}"})
     profile = derive("m", files, FORMATS)
