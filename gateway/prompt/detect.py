@@ -113,7 +113,7 @@ def _written(prompter: Prompter, text: str | None) -> str:
         return prompter.prompt(request).text.rpartition(_USER_MARK)[2].partition(_RESULT_MARK)[0]
     except BadRequest as error:
         if text is None:
-            raise FormatUnknown(f"its format cannot be told, name it: {error}") from None
+            raise FormatUnknown(f"{error.message.rstrip('.')}. So its format cannot be told: name it") from None
         return ""
 
 

@@ -308,7 +308,7 @@ def test_a_template_that_refuses_results_shows_the_call_alone() -> None:
     profile = derive("m", with_template(source), FORMATS)
     assert profile.format.name is None
     assert profile.format.why == (
-        "its format cannot be told, name it: The model's chat template does not show tool results to it: unknown role tool"
+        "The model's chat template does not show tool results to it: unknown role tool. So its format cannot be told: name it"
     )
     seen = profile.found[DEFAULT]
     assert (seen.call, seen.result) == (of(FULL).call, "")
