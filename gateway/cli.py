@@ -20,11 +20,14 @@ from engines.local import EngineStartError, find_model, model_file
 from engines.registry import known, make
 from gateway import process
 from gateway.app import configure, secrets
+from gateway.checks.asking import Target
+from gateway.checks.base import Report
 from gateway.checks.report import report_json, report_junit, report_text
 from gateway.checks.run import Checking, Subjects, keep_results
 from gateway.checks.run import check as run_checks
 from gateway.errors import BadRequest, ModelFileError, SettingsError
 from gateway.formats.registry import load as load_formats
+from gateway.live import live_reports, local_report, targets_of
 from gateway.model import Model
 from gateway.observe.logs import configure_logging, record_writer
 from gateway.onboarding import ProfileThere, keep, summary
@@ -159,21 +162,23 @@ def check(
     ] = None,
     model: Annotated[Path | None, typer.Option(help="In its place: a GGUF file or a model's directory.")] = None,
     profile: Annotated[Path | None, typer.Option(help="The profile of --model; the result is written into it.")] = None,
-    live: Annotated[bool, typer.Option("--live", help="On the models' engines, too. Not in this version.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="On the models' engines too; with --model on a local one.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Where to write the result as JUnit XML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Check how models are spoken to: the tests template, reasoning, stop and tool_call, without an engine."""
+    """Check how models are spoken to: the tests template, reasoning, stop and tool_call."""
     if (config is None) == (model is None):
         raise typer.BadParameter("give one of the two", param_hint="--config, --model")
     if profile is not None and model is None:
         raise typer.BadParameter("goes with --model; the settings name each model's own", param_hint="--profile")
-    if live:
-        raise typer.BadParameter("is not in this version", param_hint="--live")
+    if live and model is not None and model.is_dir():
+        raise typer.BadParameter("needs a GGUF file, or settings that name engines (--config)", param_hint="--live")
     now = datetime.now(UTC)
     subjects = Subjects(load_formats(), now)
-    checkings = _checkings(subjects, config, model, profile)
+    checkings, targets = _checkings(subjects, config, model, profile)
     reports = [run_checks(each.subject, at=now, interlock=metadata.version("interlock")) for each in checkings]
+    if live:
+        reports = _live(checkings, reports, targets, model)
     for line in [report_json(reports)] if as_json else [line for report in reports for line in report_text(report)]:
         typer.echo(line)
     if junit is not None:
@@ -186,14 +191,26 @@ def check(
     sys.exit(0 if all(report.passed for report in reports) else 1)
 
 
-def _checkings(subjects: Subjects, config: Path | None, model: Path | None, profile: Path | None) -> list[Checking]:
-    """The models of the settings, or the one named."""
+def _live(checkings: list[Checking], reports: list[Report], targets: list[list[Target]], model: Path | None) -> list[Report]:
+    subjects = [each.subject for each in checkings]
+    return [local_report(subjects[0], reports[0], model)] if model is not None else live_reports(subjects, reports, targets)
+
+
+def _checkings(
+    subjects: Subjects, config: Path | None, model: Path | None, profile: Path | None
+) -> tuple[list[Checking], list[list[Target]]]:
+    """The models of the settings with their engines, or the one named."""
     if config is not None:
         kinds = {kind: make(kind).traits for kind in known()}
         settings = load_settings(config, os.environ, kinds=kinds, formats=subjects.formats, inspect=subjects.inspect)
-        return [subjects.inspected(each.name, each.speech) for each in settings.models if each.speech]
+        for each in settings.models:
+            if each.speech is None:
+                typer.echo(f"{each.name}: not checked, its engine templates and parses", err=True)
+        spoken = [(each, each.speech) for each in settings.models]
+        made = [(subjects.inspected(each.name, speech), targets_of(each, os.environ)) for each, speech in spoken if speech]
+        return [checking for checking, _ in made], [engines for _, engines in made]
     try:
-        return [subjects.alone(model, profile)] if model is not None else []
+        return [subjects.alone(model, profile)] if model is not None else [], []
     except FormatUnknown as error:
         _fail(f"{error}. Name it with `interlock onboard --format`, and give that profile with --profile", 2)
     except (ModelFileError, ProfileError) as error:

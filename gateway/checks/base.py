@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gateway.checks.rate import Rate
 from gateway.formats.base import Format
 from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.profile import Checked, CheckName, Profile, Verdict
@@ -67,9 +68,22 @@ class Check(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Figures:
+    """Calls as an engine's model makes them in one mode: `native`, or `constrained` by a grammar. `failed` are the answers with a
+    call that could not be read, or did not fit its schema, of those with a call; `s_per_token` is the median of all answers'."""
+
+    mode: str
+    asked: int
+    called: int
+    failed: Rate
+    s_per_token: float | None
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a check of one model came to. `of` is its profile's digest, `at` when (ISO 8601, UTC), `engine` what a live check was
-    run on."""
+    run on, `figures` what was measured there."""
 
     model: str
     of: str
@@ -78,6 +92,7 @@ class Report:
     reference: str | None
     engine: str | None
     cases: tuple[Case, ...]
+    figures: tuple[Figures, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -93,3 +108,11 @@ class Report:
 def _verdict(cases: Sequence[Case]) -> Verdict:
     failed, skipped = (tuple(case.name for case in cases if case.status == status) for status in ("failed", "skipped"))
     return Verdict(not failed and len(skipped) < len(cases), len(cases), failed, skipped)
+
+
+def grammar_taxes(figures: Sequence[Figures]) -> Mapping[str, float]:
+    """By engine: how many times as long a token takes under a grammar, where both modes were measured."""
+    times = {(each.engine, each.mode): each.s_per_token for each in figures}
+    engines = dict.fromkeys(each.engine for each in figures)
+    both = {engine: (times.get((engine, "native")), times.get((engine, "constrained"))) for engine in engines}
+    return {engine: constrained / native for engine, (native, constrained) in both.items() if native and constrained}

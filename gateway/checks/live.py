@@ -9,7 +9,7 @@ from statistics import median
 
 from engines.base import Engine
 from gateway.checks.asking import ASK_S, Asker, Target, Told
-from gateway.checks.base import Case, Subject
+from gateway.checks.base import Case, Figures, Subject
 from gateway.checks.rate import Rate
 from gateway.errors import BadRequest, GatewayError, shown
 from gateway.prompt.profile import CheckName
@@ -22,7 +22,7 @@ TRIES = 8
 _GREEDY = Sampling(temperature=0.0)
 _QUESTIONS = ("Name the capital of France in one word.", "Say hello, and nothing else.", "What is 2 + 2?")
 _PUZZLE = "A bat and a ball cost 1.10 together. The bat costs 1.00 more than the ball. What does the ball cost? Think first."
-_CITY = {"type": "string", "description": "The city's name"}
+_CITY: Mapping[str, str] = {"type": "string", "description": "The city's name"}
 _WEATHER = ToolSpec(
     "get_weather", "The weather of a city now", {"type": "object", "properties": {"city": _CITY}, "required": ["city"]}
 )
@@ -34,31 +34,12 @@ _ADD = ToolSpec(
 _TASKS = ("What is the weather in Paris?", "Is it raining in Kraków now?", "How much is 17 plus 25?", "Add 3.5 and 4.")
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Calls as the model makes them under one mode: `native`, or `constrained` by a grammar. `failed` are the answers with a call
-    that could not be read, or did not fit its schema; `s_per_token` is the median of the answers'."""
-
-    mode: str
-    asked: int
-    called: int
-    failed: Rate
-    s_per_token: float | None
-
-
 @dataclass(slots=True)
 class Live:
     """What a live check came to: its cases, and what was measured."""
 
     cases: list[Case] = field(default_factory=list)
     figures: list[Figures] = field(default_factory=list)
-
-    @property
-    def grammar_tax(self) -> float | None:
-        """How many times as long a token takes under a grammar; None where not both modes were measured."""
-        by_mode = {each.mode: each.s_per_token for each in self.figures}
-        native, constrained = by_mode.get("native"), by_mode.get("constrained")
-        return constrained / native if native and constrained else None
 
 
 async def check_live(subject: Subject, target: Target) -> Live:

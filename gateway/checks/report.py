@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree as Xml
 
-from gateway.checks.base import CHECKS, Case, Report
+from gateway.checks.base import CHECKS, Case, Figures, Report, grammar_taxes
 from gateway.prompt.profile import CheckName, Verdict
 from gateway.wire import jsonio
 
@@ -28,6 +28,18 @@ def report_text(report: Report) -> Iterator[str]:
         yield f"  {test:<10} {'passed' if verdict.passed else 'FAILED'}  {_counted(verdict)}"
         for case in _of(report, test):
             yield from _case_text(case)
+    for each in report.figures:
+        yield _plain(f"  {each.engine}, {each.mode} calls: {_measured(each)}")
+    for engine, tax in grammar_taxes(report.figures).items():
+        yield _plain(f"  {engine}: a token takes {tax:.2f} times as long under a grammar")
+
+
+def _measured(each: Figures) -> str:
+    rate, spent = each.failed, f"{each.s_per_token * 1000:.0f} ms a token" if each.s_per_token is not None else "no token"
+    return (
+        f"{each.called} answers of {each.asked} call, {rate.hits} of these cannot be read or do not fit their schema "
+        f"(95 %: {rate.low:.0%} to {rate.high:.0%}); {spent}"
+    )
 
 
 def _counted(verdict: Verdict) -> str:
@@ -64,6 +76,21 @@ def _values(report: Report) -> dict[str, Any]:
             {"test": case.test, "name": case.name, "status": case.status, "diagnosis": case.diagnosis, "fix": case.fix}
             for case in report.cases
         ],
+        "live": [_figures(each) for each in report.figures],
+        "grammar_tax": {**grammar_taxes(report.figures)},
+    }
+
+
+def _figures(each: Figures) -> dict[str, Any]:
+    return {
+        "engine": each.engine,
+        "mode": each.mode,
+        "asked": each.asked,
+        "called": each.called,
+        "failed": each.failed.hits,
+        "failed_low": each.failed.low,
+        "failed_high": each.failed.high,
+        "s_per_token": each.s_per_token,
     }
 
 

@@ -1,0 +1,69 @@
+"""`interlock check --live`: which engines a model is checked on, and the local one that is started where there is none."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from yarl import URL
+
+from engines.local import LocalEngine
+from engines.registry import make
+from gateway.checks.asking import Target
+from gateway.checks.base import Report, Subject
+from gateway.checks.live import check_live
+from gateway.settings import ModelSettings
+
+_LOCAL = "llamacpp"
+
+
+def targets_of(model: ModelSettings, environ: Mapping[str, str]) -> list[Target]:
+    """The engines that serve a model of the settings."""
+    return [
+        Target(
+            id=engine.id,
+            engine=make(engine.kind),
+            root=URL(engine.url),
+            model=engine.model,
+            api_key=environ[engine.api_key_env] if engine.api_key_env else None,
+        )
+        for engine in model.engines
+    ]
+
+
+def live_reports(subjects: Sequence[Subject], reports: Sequence[Report], targets: Sequence[Sequence[Target]]) -> list[Report]:
+    """The reports with what the models' engines came to, one engine after the other."""
+    return asyncio.run(_all(subjects, reports, targets))
+
+
+def local_report(subject: Subject, report: Report, model: Path) -> Report:
+    """The report with what a local llama.cpp came to, which runs for just this. Raises EngineStartError."""
+    return asyncio.run(_local(subject, report, model))
+
+
+async def _all(subjects: Sequence[Subject], reports: Sequence[Report], targets: Sequence[Sequence[Target]]) -> list[Report]:
+    together = zip(subjects, reports, targets, strict=True)
+    return [await _on(subject, report, engines) for subject, report, engines in together]
+
+
+async def _local(subject: Subject, report: Report, model: Path) -> Report:
+    engine = LocalEngine(model, alias=_LOCAL)
+    await engine.start()
+    try:
+        return await _on(subject, report, [Target("local", make(_LOCAL), URL(engine.url), _LOCAL)])
+    finally:
+        await engine.stop()
+
+
+async def _on(subject: Subject, report: Report, targets: Sequence[Target]) -> Report:
+    for target in targets:
+        live = await check_live(subject, target)
+        named = [replace(case, name=f"{target.id}: {case.name}") for case in live.cases]
+        said = f"{target.id} ({target.engine.kind})"
+        report = replace(
+            report,
+            engine=said if report.engine is None else f"{report.engine}, {said}",
+            cases=(*report.cases, *named),
+            figures=(*report.figures, *(replace(each, engine=target.id) for each in live.figures)),
+        )
+    return report
