@@ -240,15 +240,11 @@ def _quoted(begun: _Output, end: str) -> Iterator[Case]:
     if written is None or "checkpathmark" not in written:
         return
     call = written.partition("checkresultmark")[0].rpartition(subject.format.thought_closer)[2]
-    quote = call[: min((at for text in _stops(subject) if (at := call.find(text)) >= 0), default=None)].strip()
+    stops = [*subject.prompter.turn_ends, *map(subject.prompter.tokenizer.text_of, subject.prompter.stop_ids)]
+    quote = call[: min((at for text in stops if text and (at := call.find(text)) >= 0), default=None)].strip()
     raw = f"{begun.raw} Like {quote} perhaps.{end}{_SAID}"
     expected = _Read(f"{_THOUGHT} Like {quote} perhaps.", _SAID)
     yield _expected("a thought quotes a call", replace(begun, raw=raw, tools=(_TOOL,)), expected, counted={"call_in_reasoning"})
-
-
-def _stops(subject: Subject) -> list[str]:
-    prompter = subject.prompter
-    return [text for each in prompter.stop_ids if (text := prompter.tokenizer.text_of(each))] + [*prompter.turn_ends]
 
 
 def _spelled(begun: _Output, opened: _Opened) -> Case:
