@@ -73,7 +73,7 @@ def test_without_a_command_it_shows_them_and_fails() -> None:
     shown = subprocess.run([interlock()], capture_output=True, text=True, check=False, timeout=20)
     asked = subprocess.run([interlock(), "--help"], capture_output=True, text=True, check=False, timeout=20)
     assert (shown.returncode, asked.returncode) == (2, 0)
-    for command in ("serve", "check-config", "up"):
+    for command in ("serve", "check-config", "onboard", "up"):
         assert command in asked.stdout
         assert command in shown.stdout + shown.stderr
 
