@@ -43,8 +43,7 @@ def _read(pieces: Sequence[str]) -> str | None:
         found += value.take()
         if value.failed or (value.done and (pos < len(piece) or at + 1 < len(pieces))):
             return None
-    value.finish()
-    return found + value.take() if value.done else None
+    return found if value.done else None
 
 
 @settings(max_examples=100, deadline=None)
