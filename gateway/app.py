@@ -21,7 +21,7 @@ from gateway.admission import Admission
 from gateway.answer import AnswerRules
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
-from gateway.errors import BadRequest, ModelFileError, SettingsError
+from gateway.errors import ModelFileError, SettingsError
 from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
@@ -95,8 +95,6 @@ class _Voices:
             yield "profile", str(error)
         except FormatUnknown as error:
             yield "format", str(error)
-        except BadRequest as error:  # the template refuses the conversation that formats are told by
-            yield "format", f"{error} So its format cannot be told: name it"
 
     def models(self, settings: Settings) -> tuple[Model, ...]:
         """The models of settings in which everything was inspected."""

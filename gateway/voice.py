@@ -35,8 +35,7 @@ class Voice:
 
 
 def voice_of(speech: Speech, formats: Mapping[str, Format]) -> Voice:
-    """Raises ModelFileError, FormatUnknown, ProfileError, and BadRequest where the template refuses the conversation that formats
-    are told by."""
+    """Raises ModelFileError, FormatUnknown and ProfileError."""
     files = read_model(speech.source)
     profile = profile_for(speech.profile, files) if speech.profile is not None else None
     return wired(files, speech, formats, profile)
