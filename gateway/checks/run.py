@@ -13,7 +13,7 @@ from gateway.checks.reference import transformers_reference
 from gateway.checks.stop import check_stop
 from gateway.checks.template import check_template
 from gateway.checks.tool_call import check_tool_call
-from gateway.errors import BadRequest, ModelFileError
+from gateway.errors import ModelFileError
 from gateway.formats.base import Format
 from gateway.onboarding import model_name
 from gateway.profile_file import read_profile, write_checked
@@ -57,8 +57,6 @@ class Subjects:
             yield "profile", str(error)
         except FormatUnknown as error:
             yield "format", str(error)
-        except BadRequest as error:  # the template refuses the conversation that formats are told by
-            yield "format", f"{error} So its format cannot be told: name it"
 
     def inspected(self, name: str, speech: Speech) -> Checking:
         """What `inspect` found nothing wrong with, by the name in the settings."""
@@ -67,7 +65,7 @@ class Subjects:
 
     def model(self, name: str, speech: Speech) -> Checking:
         """A model that settings or an operator describe. A profile of other files is taken as it is: that is for the check to
-        say. Raises ModelFileError, ProfileError, FormatUnknown and BadRequest."""
+        say. Raises ModelFileError, ProfileError and FormatUnknown."""
         files = read_model(speech.source)
         return Checking(self._subject(name, speech, files, self._profile(name, speech, files)), speech.profile)
 

@@ -1,6 +1,6 @@
 """The test `tool_call`: passed by every family's template, and failed by what is damaged, with what to do about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from gateway.checks.base import Case, Subject
 from gateway.checks.tool_call import ARGUMENTS, check_tool_call
 from gateway.formats.base import Format, ParseOptions, Parser
 from gateway.prompt.profile import FormatChoice
-from gateway.request import Delta, FinishReason, ToolCallArguments, Usage
+from gateway.request import Delta, FinishReason, ParseFailure, ToolCallArguments, ToolCallStart, Usage
 from gateway.wire import jsonio
 
 # Of the real ones, this one is written for a template engine that lets lists grow, which transformers' own does not.
@@ -135,10 +135,7 @@ def test_arguments_given_as_text_to_a_template_that_looks_into_them() -> None:
 
 def test_a_template_that_refuses_a_conversation_is_told_with_its_words() -> None:
     damage = "{%- for m in messages if m.tool_calls and m.content %}{{ raise_exception('No text beside calls.') }}{% endfor -%}"
-    subject = family_subject("qwen2_5")
-    changed = replace(subject.files, templates={"default": damage + own_template("qwen2_5")})
-    damaged = with_profile(replace(subject, files=changed))
-    (case,) = failed(damaged)
+    (case,) = failed(with_damage("qwen2_5", damage))
     assert case.name == "text before a call"
     assert "No text beside calls." in case.diagnosis
 
@@ -158,27 +155,49 @@ def test_a_call_between_which_and_its_result_no_turn_ends_is_told() -> None:
     assert "`stop` in the profile" in case.fix
 
 
+def with_damage(family: str, damage: str) -> Subject:
+    """The family with a template that was damaged after its profile was made."""
+    subject = family_subject(family)
+    return with_profile(replace(subject, files=replace(subject.files, templates={"default": damage + own_template(family)})))
+
+
+def test_a_template_that_refuses_tools_which_the_profile_says_it_takes() -> None:
+    (case,) = cases(with_damage("qwen2_5", "{%- if tools %}{{ raise_exception('No tools.') }}{% endif -%}")).values()
+    assert (case.name, case.status) == ("single call", "failed")
+    assert case.diagnosis.startswith("A request with tools is refused: ")
+    assert "No tools." in case.diagnosis
+
+
+def test_a_template_that_refuses_calls_which_the_profile_says_it_takes() -> None:
+    damage = "{%- for m in messages if m.tool_calls %}{{ raise_exception('No calls.') }}{% endfor -%}"
+    (case,) = cases(with_damage("qwen2_5", damage)).values()
+    assert case.diagnosis.startswith("The template does not write a call: ")
+    assert "No calls." in case.diagnosis
+
+
 @dataclass(frozen=True)
-class Sorted:
-    """A parser that gives the same arguments in another order."""
+class Changed:
+    """A parser whose deltas are changed."""
 
     parser: Parser
+    change: Callable[[Sequence[Delta]], list[Delta]]
 
     @property
     def thinking(self) -> bool:
         return self.parser.thinking
 
     def feed(self, text: str) -> list[Delta]:
-        return _sorted(self.parser.feed(text))
+        return self.change(self.parser.feed(text))
 
     def feed_tokens(self, tokens: Sequence[tuple[int, str]]) -> list[Delta]:
-        return _sorted(self.parser.feed_tokens(tokens))
+        return self.change(self.parser.feed_tokens(tokens))
 
     def finish(self, reason: FinishReason, usage: Usage) -> list[Delta]:
-        return _sorted(self.parser.finish(reason, usage))
+        return self.change(self.parser.finish(reason, usage))
 
 
-def _sorted(deltas: list[Delta]) -> list[Delta]:
+def in_order(deltas: Sequence[Delta]) -> list[Delta]:
+    """The same arguments in another order."""
     return [
         ToolCallArguments(delta.index, jsonio.dumps(jsonio.decode(delta.text), sort_keys=True))
         if isinstance(delta, ToolCallArguments)
@@ -187,24 +206,48 @@ def _sorted(deltas: list[Delta]) -> list[Delta]:
     ]
 
 
-class SortedFormat:
+def uncounted(deltas: Sequence[Delta]) -> list[Delta]:
+    return [delta for delta in deltas if not isinstance(delta, ParseFailure)]
+
+
+def renamed(deltas: Sequence[Delta]) -> list[Delta]:
+    return [ToolCallStart(delta.index, delta.id, "other") if isinstance(delta, ToolCallStart) else delta for delta in deltas]
+
+
+class ChangedFormat:
     """A format whose parsers do that."""
 
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: Format, change: Callable[[Sequence[Delta]], list[Delta]]) -> None:
         self._form = form
+        self._change = change
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._form, name)
 
     def parser(self, options: ParseOptions) -> Parser:
-        return Sorted(self._form.parser(options))
+        return Changed(self._form.parser(options), self._change)
+
+
+def read_with(change: Callable[[Sequence[Delta]], list[Delta]]) -> dict[str, Case]:
+    subject = family_subject("qwen2_5")
+    form: Any = ChangedFormat(subject.call_format, change)
+    return {name: case for name, case in cases(replace(subject, call_format=form)).items() if case.status == "failed"}
 
 
 def test_an_answer_that_comes_back_otherwise_than_it_was_written_ends_a_cache() -> None:
-    subject = family_subject("qwen2_5")
-    form: Any = SortedFormat(subject.call_format)
-    names = [case.name for case in failed(replace(subject, call_format=form))]
-    assert names == ["numbers and booleans: the next turn", "a number as text: the next turn"]
-    case = cases(replace(subject, call_format=form))["numbers and booleans: the next turn"]
-    assert case.diagnosis.startswith("""Where the model wrote 'ratio": -0.5, "flag": true}}""")
-    assert """the next prompt has 'flag": true, "ratio": -0.5}}""" in case.diagnosis
+    found = read_with(in_order)
+    assert [*found] == ["numbers and booleans: the next turn", "a number as text: the next turn"]
+    diagnosis = found["numbers and booleans: the next turn"].diagnosis
+    assert diagnosis.startswith("""Where the model wrote 'ratio": -0.5, "flag": true}}""")
+    assert """the next prompt has 'flag": true, "ratio": -0.5}}""" in diagnosis
+
+
+def test_what_is_no_call_and_is_not_counted_is_told() -> None:
+    found = read_with(uncounted)
+    assert [*found] == ["a call that is cut", "arguments that are no JSON", "an unknown tool"]
+    assert found["an unknown tool"].diagnosis == "1 calls are read, and no failure is counted."
+
+
+def test_a_name_that_is_read_wrong_is_told() -> None:
+    (case,) = read_with(renamed).values()
+    assert case.diagnosis.startswith("Format hermes reads a call of 'other' where check_lookup is called; ")
