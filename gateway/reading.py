@@ -62,6 +62,7 @@ def reader_for(
             marker_ids=tokenizer.special_ids if marked_by_ids else {},
             calls=request.tool_choice.mode != "none",
             hold_arguments=hold_arguments,
+            stops=frozenset(tokenizer.text_of(token) for token in prompt.stop_ids),
         )
     )
     return AnswerReader(

@@ -191,8 +191,6 @@ class Stage:
         calls = tuple((call["name"], call["arguments"]) for call in message["tool_calls"])
         said = Said(calls, message["content"], message["reasoning"])
         kinds = tuple(each["kind"] for each in message["failures"])
-        if turn.stop in form.spelled:  # the call's own end ended the turn, so that no engine shows it
-            kinds = tuple(kind for kind in kinds if kind != "missing_closer")
         return Read(form.name, said, kinds, tuple(call["id"] for call in message["tool_calls"]))
 
     def reader(self, asked: GenerateRequest, prompt: Prompt, form: Format, *, by_ids: bool) -> AnswerReader:

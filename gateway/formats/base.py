@@ -20,7 +20,7 @@ class ParseOptions:
     that is one token to its id: given, the parser is fed tokens and only those ids are these markers. `hold_arguments` holds a
     call's deltas back until it is whole: an answer that is given whole needs it, since only then is the text of a call that the
     token limit cut content, as nothing of the call was sent before. Without `calls` (`tool_choice: none`) what would be a call is
-    content as the model wrote it.
+    content as the model wrote it. `stops` are the texts of the tokens at which the engine stops: the output ends before one.
     """
 
     tools: tuple[ToolSpec, ...] = ()
@@ -29,6 +29,7 @@ class ParseOptions:
     marker_ids: Mapping[str, int] = field(default_factory=dict)
     hold_arguments: bool = False
     calls: bool = True
+    stops: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class Calls:
         self.is_open = False
         self.held_chars = held_chars
         self.names = frozenset(tool.name for tool in options.tools)
+        self._stops = options.stops
         self._output = output
         self._cursor = cursor
         self._policy = policy
@@ -155,6 +156,11 @@ class Calls:
     def sent(self) -> bool:
         """Whether the client has deltas of the open call."""
         return self.is_open and not self._hold
+
+    def stopped_at(self, closer: str) -> bool:
+        """Whether the output may well have ended with this marker, as the engine stops there and does not show it."""
+        cursor = self._cursor
+        return closer in self._stops and cursor.final and not cursor.cut and cursor.pos == len(cursor.text)
 
     def parameters(self, name: str) -> Parameters:
         """What the tool's schema says, read once an answer."""

@@ -19,7 +19,7 @@ from gateway.formats.cursor import Cursor
 from gateway.formats.families import hermes, k2_horizon, mistral_v13, qwen3_coder
 from gateway.formats.machine import Machine
 from gateway.formats.spec import Block, FormatSpec, Marker, Progress, Reasoning
-from gateway.request import ContentText, Finish, ParseFailure, ReasoningText, ToolCallStart, ToolSpec, Usage
+from gateway.request import ContentText, Finish, ParseFailure, ReasoningText, ToolCallEnd, ToolCallStart, ToolSpec, Usage
 
 TOOLS = (
     ToolSpec("f", None, {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": ["string", "object"]}}}),
@@ -411,3 +411,14 @@ def test_only_the_calls_own_name_before_its_block_is_markup(raw: str, expected: 
         named=(note,),
     )
     assert _found(spec, raw) == expected
+
+
+@pytest.mark.parametrize(
+    ("stops", "kinds"), [((), ["missing_closer"]), (("<|tools_suffix|>",), []), (("</s>",), ["missing_closer"])]
+)
+def test_a_closer_at_which_the_engine_stops_is_not_missed(stops: tuple[str, ...], kinds: list[str]) -> None:
+    options = ParseOptions(tools=TOOLS, stops=frozenset(stops))
+    parser = registry.load()["apertus"].parser(options)
+    deltas = [*parser.feed('<|tools_prefix|>[{"f": {}}]'), *parser.finish("stop", Usage())]
+    assert [delta.kind for delta in deltas if isinstance(delta, ParseFailure)] == kinds
+    assert any(isinstance(delta, ToolCallEnd) for delta in deltas)

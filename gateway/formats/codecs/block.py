@@ -45,9 +45,9 @@ def end_of_block(cursor: Cursor, closer: str, calls: Calls) -> Progress:
         found = cursor.match(cursor.pos, (closer,))
         if found == "":
             return "more"
-        if found is None:
+        if found is None and not calls.stopped_at(closer):
             calls.fail("missing_closer", cursor.offset, recovered=True)
-        else:
+        elif found:
             cursor.advance(cursor.pos + len(closer), "markup")
     calls.end_open()
     return "done"
