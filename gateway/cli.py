@@ -173,6 +173,7 @@ def check(
         raise typer.BadParameter("goes with --model; the settings name each model's own", param_hint="--profile")
     if live and model is not None and model.is_dir():
         raise typer.BadParameter("needs a GGUF file, or settings that name engines (--config)", param_hint="--live")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it found no PyTorch, which no check needs
     now = datetime.now(UTC)
     subjects = Subjects(load_formats(), now)
     checkings, targets = _checkings(subjects, config, model, profile)
