@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PURE = ("gateway.wire", "gateway.dialects", "gateway.prompt", "gateway.formats", "gateway.routing")
 SHELL = ("gateway.prompt.pool", "gateway.prompt.worker")  # what runs a pure part, the renderer, in a process that can be killed
-ROOT_MODULES = ("gateway.app", "gateway.cli", "gateway.up", "gateway.live", "gateway.process")  # they wire the rest; nothing imports them
+# They wire the rest; nothing imports them.
+ROOT_MODULES = ("gateway.app", "gateway.cli", "gateway.up", "gateway.live", "gateway.process")
 LANGUAGE = ("gateway.wire", "gateway.request", "gateway.events", "gateway.errors")
 IMPURE_LIBRARIES = frozenset(
     "asyncio aiohttp anyio fastapi http httptools httpx os random requests secrets signal socket ssl starlette "  # noqa: SIM905
