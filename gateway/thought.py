@@ -80,8 +80,8 @@ class ThoughtLimit:
             self._since = 0
 
     def end_thought(self, max_tokens: int | None) -> list[Delta]:
-        """Ends the thought: its end is read as if the engine had generated it. A second one is ended so that text must follow. Where
-        the answer's tokens do not suffice for that, it is cut."""
+        """Ends the thought: its end is read as if the engine had generated it. A second one is ended so that text must follow.
+        Where the answer's tokens do not suffice for that, it is cut."""
         text = self._end.before_text if self.ended_thoughts else self._end.before_any
         ids = self._tokenizer.encode_after(text)
         self.ended_thoughts += 1
