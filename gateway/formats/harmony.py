@@ -130,7 +130,8 @@ class Harmony(Automaton):
         constrain, names = headers.constrain.text, (*headers.thoughts, *headers.content)
         role, *channels = header.replace(constrain, f" {constrain} ").split(headers.channel.text)
         kind = ((constrain,), headers.kinds)
-        parts = [_Part(role, (ROLE,), *kind), *(_Part(channel, names, *kind) for channel in channels)]
+        roles = (ROLE, *(headers.functions + name for name in self._calls.names))  # a tool's, where it gives its result
+        parts = [_Part(role, roles, *kind), *(_Part(channel, names, *kind) for channel in channels)]
         recipients = {name for part in parts for name in part.recipients} - {ROLE}
         return any(part.odd for part in parts) or "" in recipients or len(recipients) > 1
 
