@@ -111,8 +111,8 @@ class RenderedCourse:
         if self._limit is None:
             raise ValueError("this answer's thoughts have no limit")
         self._ledger.ended_thoughts += 1
-        self._kept += self._limit.end_thought()
-        rest = self._limit.rest(work)
+        self._kept += self._limit.end_thought(work.max_tokens)
+        rest = self._limit.rest(work) if not self._reader.ended else None
         if rest is None:
             self._kept += self._reader.read(Chunk(finish="length"))
         return rest

@@ -79,11 +79,14 @@ class ThoughtLimit:
             self._left -= self._since or 0
             self._since = 0
 
-    def end_thought(self) -> list[Delta]:
-        """Ends the thought: its end is read as if the engine had generated it. A second one is ended so that text must follow."""
+    def end_thought(self, max_tokens: int | None) -> list[Delta]:
+        """Ends the thought: its end is read as if the engine had generated it. A second one is ended so that text must follow.
+        Where the answer's tokens do not suffice for that, it is cut."""
         text = self._end.before_text if self.ended_thoughts else self._end.before_any
         ids = self._tokenizer.encode_after(text)
         self.ended_thoughts += 1
+        if max_tokens is not None and len(self._ids) + len(ids) > max_tokens:
+            return self._reader.read(Chunk(finish="length"))
         self._ids += ids
         self._since = None
         return self._reader.read(Chunk(text=text, tokens=len(ids), ids=ids))

@@ -100,7 +100,7 @@ def test_a_second_thought_has_what_the_first_left() -> None:
 def test_the_end_is_a_part_of_the_answer_and_of_the_prompt_that_is_left() -> None:
     reading = limit(2)
     feed(reading, "abc")
-    deltas = reading.end_thought()
+    deltas = reading.end_thought(100)
     ids = ENCODE(END.before_any)
     assert not reading.reached
     assert deltas[0] == Tokens(tuple(TokenShown(token, small_tokenizer().data_of(token)) for token in ids))
@@ -117,7 +117,7 @@ def test_the_engines_counts_are_those_of_one_answer() -> None:
     reading = limit(2)
     reading.read(Chunk(usage=Usage(10, 0, 7)))
     feed(reading, "ab")
-    reading.end_thought()
+    reading.end_thought(100)
     work = Work(request=GenerateRequest("m", ()), max_tokens=100)
     rest = reading.rest(work)
     assert rest is not None
@@ -134,6 +134,6 @@ def test_a_model_that_thinks_again_and_again_is_let() -> None:
         if not reading.reached:
             break
         ended += 1
-        reading.end_thought()
+        reading.end_thought(100)
         reading.read(Chunk(text="<|end_message|><|message_model|><|content_thinking|>", tokens=1))
     assert ended == MAX_ENDED

@@ -13,7 +13,7 @@ from gateway.formats.base import ParseOptions
 from gateway.formats.codecs.json_arguments import JsonArguments
 from gateway.formats.cursor import SPACE, Cursor, Matcher
 from gateway.formats.program import Program
-from gateway.formats.spec import Damage, Headers
+from gateway.formats.spec import Damage, Headers, Marker
 
 _MAX_HEADER = 512
 _RECIPIENT = "to="
@@ -27,6 +27,16 @@ class _Message:
 
     channel: str
     recipient: str
+
+
+class _Part:
+    """A header's part. It is `odd` if its words, but for recipients, are not at most one of each of these sets, in order."""
+
+    def __init__(self, text: str, *known: tuple[str, ...]) -> None:
+        words = [word.partition(_RECIPIENT) for word in text.split()]
+        self.recipients = [name for _, to, name in words if to]
+        sets = iter(known)
+        self.odd = not all(any(said in names for names in sets) for said, _, _ in words if said)
 
 
 class Harmony(Automaton):
@@ -115,15 +125,15 @@ class Harmony(Automaton):
         self._calls.begin()
 
     def _holds_text(self, header: str) -> bool:
-        """Whether there are more words than a role, and on each channel its name, a recipient and a content type."""
-        role, *channels = header.split(self._headers.channel.text)
-        if len(_around_recipient(role)[0]) > 1 or _around_recipient(role)[1]:
-            return True
-        for part in channels:
-            before, after = _around_recipient(part.replace(self._headers.constrain.text, " "))
-            if len(before) > (1 if _RECIPIENT in part else 2) or len(after) > 1:
-                return True
-        return False
+        """Whether there is more than a role, on each channel its name and a content type, and one recipient in all."""
+        headers = self._headers
+        constrain, names = headers.constrain.text, (*headers.thoughts, *headers.content)
+        role, *channels = header.replace(constrain, f" {constrain} ").split(headers.channel.text)
+        kind = ((constrain,), headers.kinds)
+        roles = (ROLE, *(headers.functions + name for name in self._calls.names))  # a tool's, where it gives its result
+        parts = [_Part(role, roles, *kind), *(_Part(channel, names, *kind) for channel in channels)]
+        recipients = {name for part in parts for name in part.recipients} - {ROLE}
+        return any(part.odd for part in parts) or "" in recipients or len(recipients) > 1
 
     def _no_header(self, at: int, literal: str) -> bool:
         """No body follows: what is there is text."""
@@ -171,13 +181,11 @@ class Harmony(Automaton):
             return False
         channel, constrained, kind = said.partition(headers.constrain.text)
         names = (*headers.thoughts, *headers.content)
-        if constrained:
-            return channel.strip(SPACE) in names and len(kind.split()) < 2
-        return any(
-            name.startswith(channel.strip(SPACE)) or _follows_name(channel, name, marker.text)
-            for name in names
-            for marker in (headers.constrain, headers.body)
-        )
+        if not constrained and len(channel.split()) > 1:
+            channel, kind = channel.split(maxsplit=1)
+        if constrained or kind:
+            return channel.strip(SPACE) in names and _begins_with(kind, headers.kinds, headers.body)
+        return _begins_with(channel, names, headers.constrain, headers.body)
 
     def _half_marker(self, text: str) -> bool:
         """Whether the output was cut in the marker that begins a header after another message."""
@@ -188,11 +196,12 @@ class Harmony(Automaton):
         """The channel and the recipient; of several channels the last counts."""
         role, *channels = header.split(self._headers.channel.text)
         channel = ""
-        recipient = _recipient(role)
+        constrain = self._headers.constrain.text
+        recipient = _recipient(role.partition(constrain)[0])
         for part in channels:
-            words = part.replace(self._headers.constrain.text, " ").split()
+            words = part.replace(constrain, " ").split()
             channel = words[0] if words and not words[0].startswith(_RECIPIENT) else ""
-            recipient = _recipient(part.partition(self._headers.constrain.text)[0]) or recipient
+            recipient = _recipient(part.partition(constrain)[0]) or recipient
         return _Message(channel, recipient if recipient != ROLE else "")
 
     def _open(self, message: _Message) -> None:
@@ -338,16 +347,16 @@ class Harmony(Automaton):
         return True
 
 
+def _begins_with(text: str, names: tuple[str, ...], *markers: Marker) -> bool:
+    """Whether this is the beginning of a name, or a name and the beginning of one of these markers."""
+    word = text.strip(SPACE)
+    return any(name.startswith(word) or _follows_name(text, name, marker.text) for name in names for marker in markers)
+
+
 def _follows_name(text: str, name: str, marker: str) -> bool:
     """Whether this is the name and, after blanks, the beginning of the marker."""
     text = text.strip(SPACE)
     return text.startswith(name) and marker.startswith(text.removeprefix(name).strip(SPACE))
-
-
-def _around_recipient(part: str) -> tuple[list[str], list[str]]:
-    """The words before the recipient, all of them where there is none, and those after it."""
-    before, _, rest = part.partition(_RECIPIENT)
-    return before.split(), rest.split()[1:]
 
 
 def _recipient(part: str) -> str:

@@ -16,6 +16,7 @@ from gateway.wire import jsonio
 
 MAX_SCHEMA_BYTES = 1 << 18
 _MAX_DEPTH = 24
+_MAX_PARTS = 256  # looked through for each value that is nested in another
 _MAX_VISITS = 2_000  # in all: shared references can make a small schema a large tree
 _UNKNOWN = object()
 _MAX_WEIGHT = 1_000_000  # a validator takes some ten nanoseconds for each
@@ -256,14 +257,15 @@ class _TypeReader:
     def parts(self, schema: Any, word: str, through: tuple[str, ...] = ("allOf", "anyOf", "oneOf")) -> Iterator[Any]:
         """What stands under this word in a schema, also behind references and combinations."""
         waiting: list[Any] = [schema]
-        for _ in range(_MAX_DEPTH):
-            if not waiting:
-                break
+        seen: set[int] = set()
+        while waiting and len(seen) < _MAX_PARTS:
             node = waiting.pop()
-            if isinstance(node, Mapping):
-                if word in node:
-                    yield node[word]
-                waiting += [self.resolve(node.get("$ref")), *(part for each in through for part in _list(node.get(each)))]
+            if not isinstance(node, Mapping) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            if word in node:
+                yield node[word]
+            waiting += [self.resolve(node.get("$ref")), *(part for each in through for part in _list(node.get(each)))]
 
     def read(self, schema: Any) -> Types:
         """The types that a schema allows."""

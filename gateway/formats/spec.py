@@ -116,7 +116,7 @@ class Headers:
     part, then `constrain` and a content type, and `body`, after which the text goes up to one of the `ends`.
 
     What is said on the channels in `thoughts` is thought, on those in `content` visible; a recipient that begins with `functions`
-    is a call, whose text is its arguments.
+    is a call, whose text is its arguments. `kinds` are the content types.
     """
 
     start: Marker
@@ -126,6 +126,7 @@ class Headers:
     ends: tuple[Marker, ...]
     thoughts: tuple[str, ...]
     content: tuple[str, ...]
+    kinds: tuple[str, ...]
     functions: str
 
     @property

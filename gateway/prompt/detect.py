@@ -72,9 +72,12 @@ def _fitting(prompter: Prompter, template: str, formats: Mapping[str, Format], *
     fitting = [each for each in _candidates(formats, written) if _reads(each, written, opening) is not None]
     if thinks:
         fitting = [each for each in fitting if _shows_thoughts(each, template)]
+    fitting = [each for each in fitting if not _leaves_closer(each, template)]
     if len(fitting) > 1:
         unknown = {each.name: sum(text not in template for text in each.spelled) for each in fitting}
         fitting = [each for each in fitting if unknown[each.name] == min(unknown.values())]
+        explained = {each.name: len(each.spelled) for each in fitting}
+        fitting = [each for each in fitting if explained[each.name] == max(explained.values())]
     if len(fitting) > 1:
         _, mark, after = _written(prompter, _TEXT_MARK).partition(_TEXT_MARK)
         exact = {each.name: mark and _keeps(each, mark, after) for each in fitting}
@@ -86,6 +89,13 @@ def _shows_thoughts(candidate: Format, template: str) -> bool:
     """Whether the template holds the candidate's sign of a thought; a suffix it may put in by itself."""
     sign = candidate.thought_sign
     return bool(sign) and (sign in template or (":" in candidate.name and sign.partition(":")[0] in template))
+
+
+def _leaves_closer(candidate: Format, template: str) -> bool:
+    """Whether the template closes one of the candidate's tags, `<x>`, by a tag that the candidate would give as content."""
+    tags = [text for text in candidate.spelled if text.startswith("<") and text in template]
+    closers = [f"</{text[1:]}" for text in tags]
+    return any(closer in template and closer not in candidate.spelled for closer in closers)
 
 
 def _keeps(candidate: Format, text: str, after: str) -> bool:

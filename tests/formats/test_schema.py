@@ -104,6 +104,14 @@ def test_parameters_and_members_that_only_options_name_are_what_any_of_them_says
     assert nested.member("id").types == Types(frozenset({"integer"}))
 
 
+def test_parameters_of_the_first_of_many_options_are_known_too() -> None:
+    options = [{"properties": {"kind": {"const": f"k{number}"}, f"of{number}": {"type": "string"}}} for number in range(40)]
+    parameters = Parameters({"properties": {"one": {"anyOf": options}}, "allOf": [*options]})
+    assert parameters.types("of0").kinds == {"string"}
+    assert parameters.shape("one").member("of0").types.kinds == {"string"}
+    assert parameters.shape("one").member("of39").types.kinds == {"string"}
+
+
 def test_parameters_whose_names_match_a_pattern() -> None:
     known = Parameters(
         {

@@ -165,6 +165,15 @@ INKLING = """
 {%- endfor -%}
 {{- '<|content_model_end_sampling|>' -}}"""
 
+CALL = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+ERNIE = f"""
+{{%- if message.reasoning_content %}}<think>{{{{ message.reasoning_content }}}}</think>{{% endif -%}}
+<response>{{{{ message.content or '' }}}}</response>
+{{%- for call in message.tool_calls or [] %}}<tool_call>{CALL}</tool_call>{{% endfor -%}}"""
+UNKNOWN_CLOSER = f"""
+{{{{- message.content or '' -}}}}
+{{%- for call in message.tool_calls or [] %}}<function_call>{CALL}</function_call>{{% endfor -%}}"""
+
 
 def speaks(turn: str, opening: str = "<|start|>assistant<|message|>") -> str:
     return SPEAKS.replace("TURN", turn).replace("OPENING", opening)
@@ -196,6 +205,7 @@ def detected(source: str) -> str:
         (speaks(HUNYUAN.replace("{}>", ":opensource>").replace("':5f'", "':opensource'")), "hy_v3_opensource"),
         (speaks(HUNYUAN.replace("{}>", ">").replace("':5f'", "''")), "hy_v3"),
         (speaks(INKLING, "<|message_model|>"), "inkling"),
+        (speaks(ERNIE), "ernie45"),
     ],
 )
 def test_what_the_template_writes_is_read_back_by_one_format(source: str, name: str) -> None:
@@ -209,6 +219,7 @@ def test_what_the_template_writes_is_read_back_by_one_format(source: str, name: 
         (template_text("text_arguments"), "no formats of this version read what the template writes, a tool call: "),
         (FULL.replace('"arguments"', '"args"'), "no formats of this version read"),
         (FULL.replace("tool_call>", "invoke>"), "no formats of this version read"),
+        (speaks(UNKNOWN_CLOSER), "no formats of this version read"),  # whose tags would be in each answer
         (template_text("echo") + "{# </think> #}", "the model thinks, but its template shows no tool calls"),
         (
             "{{ tools | tojson }}" + template_text("echo"),

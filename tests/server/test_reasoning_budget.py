@@ -141,6 +141,18 @@ async def test_where_no_token_is_left_the_answer_is_cut() -> None:
     assert not choice["message"]["content"]
 
 
+async def test_where_its_end_has_no_place_the_thought_is_cut() -> None:
+    async with vllm() as (engine, served):
+        engine.script = thinker("abcdef", "never")
+        said = (await served.chat(max_tokens=4, reasoning_budget=3)).json()
+        failures = await served.metrics()
+    (choice,) = said["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["reasoning_content"] == "abc"
+    assert said["usage"]["completion_tokens"] == 4
+    assert failures[sample("interlock_parse_failures_total", **PAIR, format="hermes", kind="truncated_reasoning")] == 1
+
+
 async def test_the_token_limit_ends_a_thought_that_is_shorter_than_its_budget() -> None:
     async with vllm() as (engine, served):
         engine.script = lambda seen: [HEAD, *tokens([THINK, *ids_of("abc")]), *end(seen.body["prompt"], 4, "length")]

@@ -1,5 +1,9 @@
 """What stands in the tags of calls: names, and attributes in quotes."""
 
+import re
+
+_ATTRIBUTES = re.compile(r"""(?:\s*[\w:.-]+\s*=\s*(?:"[^"]*"|'[^']*'))*\s*/?\s*""")  # of a tag, which is short
+
 
 def plain(text: str) -> str:
     """Text with its entities read."""
@@ -15,6 +19,12 @@ def quoted_text(text: str) -> tuple[str, str]:
         return text, ""
     inside, _, rest = text[1:].partition(text[0])
     return inside.strip(), rest
+
+
+def after_quotes(text: str) -> str:
+    """What follows the quoted text at the beginning, if it holds more than attributes."""
+    rest = quoted_text(text)[1]
+    return "" if _ATTRIBUTES.fullmatch(rest) else rest
 
 
 def undoubled(name: str, names: frozenset[str]) -> str:

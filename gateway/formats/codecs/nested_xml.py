@@ -121,12 +121,17 @@ class NestedReader(BlockReader):
             self._calls.fail("missing_closer", cursor.offset, recovered=True)
             return self._end()
         word, _, attributes = inside.partition(" ")
-        name = attributes.partition("=")[2].strip().strip("\"'")
+        key, _, value = attributes.partition("=")
+        name = value.strip().strip("\"'")
         if word != self._codec.call or not name:
             return Damage("bad_header" if word != self._codec.call else "missing_name", offset, cursor.offset)
         self._calls.end_open()
+        key_at = cursor.base + cursor.text.index(key, cursor.pos)
         self._consume(cursor, cursor.pos)
         self._calls.start(name, offset)
+        if key.strip() != "name":
+            self._calls.fail("bad_header", key_at, recovered=True)
+            self._calls.aside(key, key_at)
         self._calls_read += 1
         self._parameters = self._calls.parameters(name)
         self._keys = set()

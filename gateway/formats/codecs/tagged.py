@@ -9,7 +9,7 @@ parameter, or the end of the call, follows on a line of its own, and is counted 
 from dataclasses import dataclass
 
 from gateway.formats.calls import Calls
-from gateway.formats.codecs.attributes import plain, quoted_text, undoubled
+from gateway.formats.codecs.attributes import after_quotes, plain, quoted_text, undoubled
 from gateway.formats.codecs.block import BlockReader, State, text_between
 from gateway.formats.codecs.json_in_wrapper import JsonInWrapper
 from gateway.formats.codecs.tagged_value import TaggedValue
@@ -184,7 +184,7 @@ class TaggedReader(BlockReader):
         if not seen.strip():
             return Damage("missing_name", cursor.offset, cursor.offset)
         cursor.advance(stop + len(end), "markup")
-        return seen.strip()
+        return seen
 
     def _name(self, cursor: Cursor) -> Progress | None:
         offset = cursor.offset
@@ -192,7 +192,17 @@ class TaggedReader(BlockReader):
         if not isinstance(header, str):
             return header or "more"
         name, closed = self._codec.named(header, self._calls.names)
-        return self._begin(name, offset, self._closed if closed else self._body)
+        damage = self._begin(name, offset, self._closed if closed else self._body)
+        if damage is None:
+            self._set_aside(header, offset)
+        return damage
+
+    def _set_aside(self, header: str, offset: int) -> None:
+        """What a tag's header, which stands at this offset, holds beside a name and attributes is content."""
+        if odd := after_quotes(header):
+            at = offset + len(header.rstrip()) - len(odd)
+            self._calls.fail("bad_header", at, recovered=True)
+            self._calls.aside(odd, at)
 
     def _plain_name(self, cursor: Cursor) -> Progress | None:
         """A name that ends with its line, or where the first parameter or the call's end begins."""
@@ -273,6 +283,7 @@ class TaggedReader(BlockReader):
             self._calls.fail("duplicate_key", offset, recovered=True)
         self._calls.arguments((", " if self._keys else "{") + f"{quoted(key)}: ")
         self._keys.add(key)
+        self._set_aside(header, offset)
         self._value = TaggedValue(self._calls, self._parameters.types(key), self._codec.literals)
         if said is not None:
             self._declare(said)

@@ -13,6 +13,7 @@ FORMAT = FormatSpec(
         ends=(Marker("<|end|>", token=True), Marker("<|call|>", token=True), Marker("<|return|>", token=True)),
         thoughts=("analysis",),
         content=("final", "commentary"),
+        kinds=("json", "code", "text", "python", "javascript", "typescript", "bash", "xml", "yaml", "markdown", "lark", "regex"),
         functions="functions.",
     ),
 )
