@@ -65,7 +65,7 @@ class RenderedCourse:
             new_call_id=job.services.new_call_id,
             check=job.check,
         )
-        self._limit = thought_limit(rendered, job.request, self._reader)
+        self._limit = thought_limit(rendered, job.request, prompt, self._reader)
         self._read = self._limit.read if self._limit is not None else self._reader.read
         self._encoder = job.encoder
         self._ledger = job.ledger

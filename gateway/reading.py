@@ -8,6 +8,7 @@ from gateway.answer import AnswerChecker, AnswerReader, AnswerRules
 from gateway.formats.base import ParseOptions
 from gateway.leak import LeakedTexts, Leaks, leaked_ids
 from gateway.model import Rendered
+from gateway.prompt.thought_end import ThoughtEnd
 from gateway.prompt.tokenizer import Tokenizer
 from gateway.request import CallAnswer, FailureKind, GenerateRequest, Prompt
 from gateway.thought import ThoughtLimit
@@ -78,11 +79,15 @@ def reader_for(
     )
 
 
-def thought_limit(rendered: Rendered, request: GenerateRequest, reader: AnswerReader) -> ThoughtLimit | None:
-    """What minds how long the thoughts are, where that is limited."""
+def thought_limit(rendered: Rendered, request: GenerateRequest, prompt: Prompt, reader: AnswerReader) -> ThoughtLimit | None:
+    """What minds how long the thoughts are, where that is limited. One that the prompt has opened is ended by the closer that
+    goes with its opener."""
     end = rendered.thought_end_for(bool(request.offered))
     if request.reasoning_budget is None or end is None:
         return None
+    form = rendered.format_for(bool(request.offered))
+    if (closer := form.open_thought(prompt.tail)) is not None:
+        end = ThoughtEnd(*(text.replace(form.thought_closer, closer) for text in (end.before_any, end.before_text)))
     return ThoughtLimit(reader, tokens=request.reasoning_budget, end=end, tokenizer=rendered.prompter.tokenizer)
 
 

@@ -123,6 +123,19 @@ async def test_without_any_tokens_for_it_a_thought_that_the_prompt_opens_is_ende
     assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
 
 
+async def test_a_thought_is_ended_by_the_closer_of_the_opener_that_the_prompt_chose() -> None:
+    fields: dict[str, Any] = {"continue_final_message": True, "max_tokens": 199, "reasoning_budget": 0}
+    fields["messages"] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<ifm|think_fast>"}]
+    source = str(tiny_model("full"))
+    async with scripted(kind="vllm", source=source, format="k2_horizon", control_tokens="special") as (engine, served):
+        engine.script = lambda seen: [HEAD, *tokens(ids_of("Done")), *end(seen.body["prompt"], 5)]
+        said = (await served.chat(**fields)).json()
+    (call,) = engine.calls
+    closer = [*small_tokenizer().encode("</ifm|think_fast>")]
+    assert call.body["prompt"][-len(closer) :] == closer
+    assert said["choices"][0]["message"]["content"] == "Done"
+
+
 async def test_a_character_is_not_cut() -> None:
     async with vllm() as (engine, served):
         engine.script = thinker("ab🦙cdef", "Done")
