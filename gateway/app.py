@@ -21,7 +21,7 @@ from gateway.admission import Admission
 from gateway.answer import AnswerRules
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
-from gateway.errors import ModelFileError, SettingsError
+from gateway.errors import SettingsError
 from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
@@ -31,7 +31,6 @@ from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.metrics import Metrics, Served
-from gateway.prompt.detect import FormatUnknown
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
@@ -43,7 +42,7 @@ from gateway.settings import LimitSettings, ModelSettings, Settings, TimeoutSett
 from gateway.settings_fit import Speech
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
-from gateway.voice import ProfileError, Voice, voice_of
+from gateway.voice import FAULTS, Voice, voice_of
 
 _log = structlog.get_logger("interlock.app")
 
@@ -89,12 +88,8 @@ class _Voices:
         try:
             if speech not in self._read:
                 self._read[speech] = voice_of(speech, self.formats)
-        except ModelFileError as error:
-            yield "source", str(error)
-        except ProfileError as error:
-            yield "profile", str(error)
-        except FormatUnknown as error:
-            yield "format", str(error)
+        except tuple(FAULTS) as error:
+            yield FAULTS[type(error)], str(error)
 
     def models(self, settings: Settings) -> tuple[Model, ...]:
         """The models of settings in which everything was inspected."""

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from gateway.errors import ModelFileError
 from gateway.formats.base import Format
 from gateway.model import Rendered
 from gateway.profile_file import read_profile
-from gateway.prompt.detect import detect_format
+from gateway.prompt.detect import FormatUnknown, detect_format
 from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.profile import Profile, differing
 from gateway.prompt.prompter import Prompter
@@ -23,6 +24,12 @@ CONSTRAINED_FORMAT = "hermes"  # the call syntax that is stated and enforced for
 
 class ProfileError(Exception):
     """A profile cannot be followed: unreadable, of other files, or without a format. The message says what to do."""
+
+
+FAULTS: Mapping[type[Exception], str] = MappingProxyType(
+    {ModelFileError: "source", ProfileError: "profile", FormatUnknown: "format"}
+)
+"""What `voice_of` raises, and the settings key that each is about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from gateway.prompt.model_files import DEFAULT, TOOL_USE, ModelFiles
 from gateway.prompt.profile import CheckName, Profile, digest
 from gateway.prompt.source import read_model
 from gateway.settings_fit import AUTO_FORMAT, Speech
-from gateway.voice import ProfileError, wired
+from gateway.voice import FAULTS, ProfileError, wired
 
 _CHECKS: Mapping[CheckName, Check] = MappingProxyType(
     {"template": check_template, "reasoning": check_reasoning, "stop": check_stop, "tool_call": check_tool_call}
@@ -51,12 +51,8 @@ class Subjects:
         try:
             if speech not in self._made:
                 self._made[speech] = self.model(model_name(speech.source), speech)
-        except ModelFileError as error:
-            yield "source", str(error)
-        except ProfileError as error:
-            yield "profile", str(error)
-        except FormatUnknown as error:
-            yield "format", str(error)
+        except tuple(FAULTS) as error:
+            yield FAULTS[type(error)], str(error)
 
     def inspected(self, name: str, speech: Speech) -> Checking:
         """What `inspect` found nothing wrong with, by the name in the settings."""
