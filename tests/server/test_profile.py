@@ -123,5 +123,5 @@ def test_a_file_that_is_no_profile_is_refused_with_its_fault(tmp_path: Path) -> 
     file = Path(written(profile_of(FULL), tmp_path))
     file.write_text(file.read_text().replace("tools: 'yes'", "tools: maybe"))
     settings = settings_for("http://h:1", source=str(FULL), profile=str(file))
-    with pytest.raises(SettingsError, match=r"models\[0\]\.profile: .*templates\[\.\.\.\]\.tools: invalid enum value 'maybe'"):
+    with pytest.raises(SettingsError, match=r"models\[0\]\.profile: .*templates\.default\.tools: invalid enum value 'maybe'"):
         with_models(settings)
