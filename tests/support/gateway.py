@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from support.gguf_writer import Field, gguf
 from support.scripted_engine import ScriptedEngine
 from support.vocabulary import template_text, tokenizer_fields
 
-from gateway.app import Gateway, with_models
+from gateway.app import Gateway, Records, with_models
 from gateway.process import bind_both, serve
 from gateway.server.listen import port_of
 from gateway.settings import Settings
@@ -107,8 +107,10 @@ def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | N
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, *, wait: bool = True) -> AsyncIterator[Served]:
-    """The gateway of these settings, once its engines are ready."""
+async def serving(
+    settings: Settings, *, wait: bool = True, access: Records | None = None, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[Served]:
+    """The gateway of these settings, once its engines are ready. `access` takes the records of the access log."""
     sockets = bind_both(settings.server)
     url, admin = (f"http://127.0.0.1:{port_of(each)}" for each in sockets)
     stop, started = asyncio.Event(), asyncio.Event()
@@ -120,7 +122,8 @@ async def serving(settings: Settings, *, wait: bool = True) -> AsyncIterator[Ser
             await gateway.registry.changed()
         started.set()
 
-    running = asyncio.create_task(serve(with_models(settings), os.environ, sockets, stop, on_ready=on_ready))
+    environ = os.environ if environ is None else environ
+    running = asyncio.create_task(serve(with_models(settings), environ, sockets, stop, on_ready=on_ready, access=access))
     waiting = asyncio.create_task(started.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=20)
     if running.done():
