@@ -96,7 +96,10 @@ STYLES = {
     "coalesce": "everything in one piece",
     "split_lines": "pieces that end in the middle of lines",
 }
-PACES = {"slow": "`s` seconds (0.05) before each token"}
+PACES = {
+    "slow": "`s` seconds (0.05) before each token",
+    "fat": "`kb` KiB (4) of text more in each token's event",
+}
 FAULTS: Mapping[str, str] = {
     **BEFORE_HEADERS,
     **STATUS,

@@ -20,7 +20,7 @@ Manner = Literal["reads", "before", "waiting", "during", "after", "slow", "half_
 `after` it, while the connection stands; reads it `slow`ly; closes its sending half (`half_close`)
 after the body; sends `garbage`."""
 MANNERS: tuple[Manner, ...] = get_args(Manner)
-PATH = "/v1/chat/completions"
+HTTP_PATH = "/v1/chat/completions"
 LIMIT_S = 20.0
 _GARBAGE = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -148,8 +148,8 @@ class RawClient:
         await self.writer.drain()
 
     async def read(self, answer: Answer, *, until: bytes | None = None, size: int = 1 << 16, rest_s: float = 0.0) -> None:
-        """Reads on until these bytes have come, or to the answer's end."""
-        while not (until in answer.raw if until is not None else answer.complete):
+        """Reads on to the answer's end, or until these bytes have come."""
+        while not (answer.complete or (until is not None and until in answer.raw)):
             data = await self.reader.read(size)
             if not data:
                 answer.ended = True
@@ -199,7 +199,7 @@ def chat(text: str = "Hello", *, stream: bool = True, **fields: Any) -> dict[str
     return {"model": "m", "messages": [{"role": "user", "content": text}], "stream": stream, **fields}
 
 
-def request(body: dict[str, Any], *headers: str, path: str = PATH) -> bytes:
+def request(body: dict[str, Any], *headers: str, path: str = HTTP_PATH) -> bytes:
     """A whole request."""
     data = json.dumps(body).encode()
     lines = [f"POST {path} HTTP/1.1", "host: gateway", "content-type: application/json", f"content-length: {len(data)}", *headers]

@@ -55,20 +55,18 @@ class NoLeaks:
         self._shown.append(text.decode(errors="replace") if isinstance(text, bytes) else text)
 
     @contextlib.asynccontextmanager
-    async def serving(self, *engines: FaultEngine, settings: Settings | None = None, **changed: Any) -> AsyncIterator[Served]:
+    async def serving(self, settings: Settings, *engines: FaultEngine) -> AsyncIterator[Served]:
         """A gateway with these engines. Before it goes down, nothing runs in it any more, and each request was counted once."""
         before, records = self.requests, len(self.records)
-        wired = settings or self.settings(engines[0], **changed)
-        async with serving(
-            wired, access=self.records.append, environ={**os.environ, _KEY_VARIABLE: CANARIES["engine"]}
-        ) as served:
+        environ = {**os.environ, _KEY_VARIABLE: CANARIES["engine"]}
+        async with serving(settings, access=self.records.append, environ=environ) as served:
             yield served
             await self._counted(served, engines, self.requests - before, records)
 
     @staticmethod
-    def settings(engine: FaultEngine, **changed: Any) -> Settings:
-        """Settings of one model on this engine, with a key that must stay inside."""
-        return settings_for(engine.url, engine={"api_key_env": _KEY_VARIABLE}, **changed)
+    def settings(url: str, **changed: Any) -> Settings:
+        """Settings of one model on the engine at this address, with a key that must stay inside. `changed` as there."""
+        return settings_for(url, engine={"api_key_env": _KEY_VARIABLE}, **changed)
 
     async def _counted(self, served: Served, engines: tuple[FaultEngine, ...], sent: int, records: int) -> None:
         metrics: dict[str, float] = {}

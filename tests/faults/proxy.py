@@ -20,7 +20,8 @@ _READ_BYTES = 1 << 16
 class Line:
     """What one connection suffers. `delay_s` before each piece; `rate` in bytes a second; `slice_bytes` the largest piece;
     after so many bytes: `reset_after` RST to both sides, `close_after` FIN to both, `half_close_after` FIN to the gateway
-    while its own bytes still pass, `hole_after` nothing more, and the connection stays. `refuse`: RST at once."""
+    while its own bytes still pass, `hole_after` nothing more, and the connection stays. `refuse`: RST at once. `since`:
+    nothing of this before these bytes have gone to the engine, such as `POST /completion`, so that probes pass unharmed."""
 
     delay_s: float = 0.0
     rate: float | None = None
@@ -30,11 +31,12 @@ class Line:
     half_close_after: int | None = None
     hole_after: int | None = None
     refuse: bool = False
+    since: bytes = b""
 
 
 class FaultProxy:
     """A proxy in front of one address. `lines` gives each connection, by its number from 0, what it suffers; it may be replaced
-    at any time. `passed` counts the bytes of each way back, in the order of the connections."""
+    at any time. `passed` counts the bytes of each way back that its line looked at, in the order of the connections."""
 
     def __init__(self, url: str, lines: Callable[[int], Line] = lambda number: Line()) -> None:
         target = urlsplit(url)
@@ -58,9 +60,14 @@ class FaultProxy:
             yield self
         finally:
             server.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.drop()
+
+    async def drop(self) -> None:
+        """Ends the connections that stand, so that new lines hold for all that follow."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -81,8 +88,9 @@ class FaultProxy:
 
     async def _both(self, number: int, line: Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection(*self._target)
-        there = asyncio.create_task(_pump(reader, far_writer))
-        back = asyncio.create_task(self._back(number, line, far_reader, writer))
+        begun = asyncio.Event()
+        there = asyncio.create_task(_there(reader, far_writer, line.since, begun))
+        back = asyncio.create_task(self._back(number, line, far_reader, writer, begun=begun))
         try:
             await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
             if back.done() and not back.cancelled() and back.exception() is None and back.result():
@@ -98,15 +106,20 @@ class FaultProxy:
             far_writer.close()
             await asyncio.gather(there, back, return_exceptions=True)
 
-    async def _back(self, number: int, line: Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _back(
+        self, number: int, line: Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, begun: asyncio.Event
+    ) -> bool:
         """Passes the engine's bytes on, as far as the line lets them; whether both sides are reset then."""
         ends = [each for each in (line.reset_after, line.close_after, line.half_close_after, line.hole_after) if each is not None]
         end = min(ends, default=None)
-        while end is None or self.passed[number] < end:
+        while end is None or self.passed[number] < end or not begun.is_set():
             left = _READ_BYTES if end is None else end - self.passed[number]
             data = await reader.read(min(left, line.slice_bytes or _READ_BYTES))
             if not data:
                 return False
+            if not begun.is_set():
+                writer.write(data)
+                continue
             await asyncio.sleep(line.delay_s + (len(data) / line.rate if line.rate else 0.0))
             writer.write(data)
             await writer.drain()
@@ -119,8 +132,13 @@ class FaultProxy:
         return line.reset_after == end
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _there(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, since: bytes, begun: asyncio.Event) -> None:
+    """Passes the gateway's bytes on; `begun` is set once these have been among them."""
+    if not since:
+        begun.set()
     while data := await reader.read(_READ_BYTES):
+        if since in data:
+            begun.set()
         writer.write(data)
         await writer.drain()
     writer.write_eof()

@@ -1,6 +1,7 @@
 """How the two kinds of engine stream one answer: the data of their events, and those that are wrong on purpose."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -15,6 +16,7 @@ CONTEXT_TOKENS = 8192
 DONE = b"[DONE]"
 PLACE = "10.11.12.13:5555"  # what an engine says of itself and no client may see
 _DEPTH = 100_000
+_TEXT = re.compile(rb'("(?:content|text)": ")')
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class Speech(Protocol):
     def odd(self, text: bytes, sent: int, number: bytes = b"0") -> bytes:
         """An event without tokens that has this JSON for its text, and this for a number, after `sent` tokens."""
 
-    def empty(self) -> bytes:
-        """An event that holds nothing."""
+    def empty(self, sent: int) -> bytes:
+        """An event that holds nothing, after `sent` tokens."""
 
     def error(self, code: int, key: str) -> list[bytes]:
         """What is said of a failure after status 200."""
@@ -91,8 +93,8 @@ class LlamaSpeech:
     def odd(self, text: bytes, sent: int, number: bytes = b"0") -> bytes:
         return b'{"index":%s,"content":%s,"tokens":[],"stop":false,"tokens_predicted":%d}' % (number, text, sent)
 
-    def empty(self) -> bytes:
-        return b"{}"
+    def empty(self, sent: int) -> bytes:
+        return self.odd(b'""', sent)
 
     def error(self, code: int, key: str) -> list[bytes]:
         return [_json(self.refusal(code, key))]
@@ -140,7 +142,7 @@ class VllmSpeech:
     def odd(self, text: bytes, sent: int, number: bytes = b"0") -> bytes:
         return b'{"choices":[{"index":%s,"text":%s,"logprobs":null,"finish_reason":null,"token_ids":[]}]}' % (number, text)
 
-    def empty(self) -> bytes:
+    def empty(self, sent: int) -> bytes:
         return _json({**self._stamp(), "choices": []})
 
     def error(self, code: int, key: str) -> list[bytes]:
@@ -175,7 +177,7 @@ def odd_event(mode: str, said: Speech, sent: int, mb: float) -> bytes:
         "nan": said.odd(b'"odd"', sent, b"NaN"),
         "nul": said.odd(b'"o\x00dd"', sent),
         "surrogates": said.odd(b'"\\ud83d"', sent),
-        "empty_choices": said.empty(),
+        "empty_choices": said.empty(sent),
         "null_content": said.odd(b"null", sent),
         "bad_utf8": said.odd(b'"\xff\xfe"', sent),
     }
@@ -189,6 +191,11 @@ def odd_event(mode: str, said: Speech, sent: int, mb: float) -> bytes:
 def doubled(data: bytes) -> bytes:
     """The object with each of its keys twice."""
     return data[:-1] + b"," + data[1:]
+
+
+def fattened(data: bytes, size: int) -> bytes:
+    """The event with so much more text."""
+    return _TEXT.sub(rb"\1" + b"a" * size, data, count=1)
 
 
 def _whole(ids: Sequence[int]) -> str | None:

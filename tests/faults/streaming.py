@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from faults.chaos import BEFORE_FIRST, MID_STREAM, Fault
 from faults.framing import framed
-from faults.speech import Kind, Piece, Speech, doubled, odd_event
+from faults.speech import Kind, Piece, Speech, doubled, fattened, odd_event
 from faults.wire import LAST_CHUNK, Connection, chunk, head
 
 _AFTER = 3  # tokens
@@ -186,7 +186,7 @@ class Streaming:
         """One event, at its time."""
         if piece.ids and self._token_s:
             await asyncio.sleep(self._token_s)
-        await self._event(piece.data)
+        await self._event(fattened(piece.data, int(1024 * self._fault.number("kb", 4))) if self._mode == "fat" else piece.data)
         if piece.ids and self._seen.first_s is None:
             self._seen.first_s = self._loop.time()
         self._seen.sent += piece.ids

@@ -124,13 +124,19 @@ def odd(count: int = 1) -> Callable[[Told], bool]:
 
 def _plain(data: bytes) -> bool:
     try:
-        value = json.loads(data, parse_constant=lambda _: pytest.fail("the caller counts this"))
-    except (ValueError, RecursionError, pytest.fail.Exception):
+        value = json.loads(data, parse_constant=_constant)
+    except (ValueError, RecursionError):
         return data == DONE
-    if not isinstance(value, dict) or not value or (value.get("choices") == [] and "usage" not in value):
+    if not isinstance(value, dict) or (value.get("choices") == [] and "usage" not in value):
+        return False
+    if value.get("content") == "" and not (value["tokens"] or value["stop"] or "prompt_progress" in value):
         return False
     texts = [value.get("content", ""), *(choice["text"] for choice in value.get("choices", ()))]
     return all(text is not None and text.isprintable() for text in texts)
+
+
+def _constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def status(code: int) -> Callable[[Told], bool]:
@@ -207,6 +213,7 @@ EXPECTED: Mapping[str, Callable[[Told], bool]] = {
     "coalesce": whole,
     "split_lines": lambda it: whole(it) and it.raw.count(b"\r\n3\r\ndat\r\n") > 20,
     "slow": lambda it: whole(it) and it.took_s > 0.15,
+    "fat": lambda it: it.answer.complete and len(it.answer.body) > 20 * 4096,
 }
 GIVEN = {"giant_chunk": "mb=3", "endless_line": "mb=3", "comment_flood": "mb=3", "slow": "s=0.01"}
 TIMED = ("slow_headers", "slow_first", "pause_mid_stream")
@@ -432,6 +439,21 @@ async def test_lines_are_chosen_by_the_number_of_the_connection(engine: FaultEng
         assert proxy.passed[0] == proxy.passed[2] == 0 < proxy.passed[1] == proxy.passed[3]
 
 
+async def test_a_line_may_begin_with_a_request(engine: FaultEngine) -> None:
+    line = Line(reset_after=100, since=b"POST /v1/completions")
+    async with FaultProxy(engine.url, lambda number: line).working() as proxy, connected(proxy.url) as client:
+        for _ in range(3):
+            health = Answer()
+            await client.send(b"GET /health HTTP/1.1\r\n\r\n")
+            await client.read(health)
+            assert health.complete
+        await client.send(post("vllm", body_of("vllm", prompt_of("x"))))
+        answer = Answer()
+        with pytest.raises(ConnectionError):
+            await client.read(answer)
+        assert len(answer.raw) == 100
+
+
 async def test_a_half_closed_line_still_carries_the_other_way(engine: FaultEngine) -> None:
     async with (
         FaultProxy(engine.url, lambda number: Line(half_close_after=200)).working() as proxy,
@@ -450,7 +472,7 @@ async def test_a_half_closed_line_still_carries_the_other_way(engine: FaultEngin
 
 @pytest.mark.parametrize("manner", MANNERS)
 async def test_a_manner_of_a_client(engine: FaultEngine, no_leaks: NoLeaks, manner: str) -> None:
-    async with no_leaks.serving(engine) as served:
+    async with no_leaks.serving(no_leaks.settings(engine.url), engine) as served:
         for number in range(4):
             body = chat("[[tokens=200]][[chaos:slow s=0.005]]" if manner == "during" else "[[tokens=200]]")
             answer = await misbehave(served.url, manner, body, *HEADERS, chance=random.Random(number))  # type: ignore[arg-type]  # one of MANNERS
@@ -527,7 +549,7 @@ async def test_a_secret_that_came_out_is_found(where: str) -> None:
 
 async def test_a_request_that_was_not_counted_is_found(engine: FaultEngine) -> None:
     async def planted(watch: NoLeaks) -> None:
-        async with watch.serving(engine) as served:
+        async with watch.serving(watch.settings(engine.url), engine) as served:
             await ask(served.url, chat())
             watch.sent(2)
 
@@ -537,7 +559,7 @@ async def test_a_request_that_was_not_counted_is_found(engine: FaultEngine) -> N
 
 async def test_an_attempt_that_still_counts_is_found(engine: FaultEngine) -> None:
     async def planted(watch: NoLeaks) -> None:
-        async with watch.serving(engine) as served:
+        async with watch.serving(watch.settings(engine.url), engine) as served:
             served.gateway.registry.running.apply(AttemptStarted("never-ends", 1, "e", "m", 0.0))
 
     with pytest.raises(AssertionError, match="still count as running"):
@@ -546,7 +568,7 @@ async def test_an_attempt_that_still_counts_is_found(engine: FaultEngine) -> Non
 
 async def test_work_that_an_engine_still_does_is_found(engine: FaultEngine) -> None:
     async def planted(watch: NoLeaks) -> None:
-        async with watch.serving(engine):
+        async with watch.serving(watch.settings(engine.url), engine):
             asyncio.get_running_loop().create_task(told(engine, "vllm", "[[tokens=900]][[chaos:slow s=0.01]]"))
             await asyncio.sleep(0.1)
 

@@ -1,0 +1,96 @@
+"""One fault engine, the gateway in front of it, and clients that are counted and searched for secrets."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from faults.client import HTTP_PATH, LIMIT_S, Answer, Manner, chat, connected, misbehave, request
+from faults.engine import FaultEngine
+from faults.leaks import CANARIES, HEADERS, NoLeaks
+from faults.proxy import FaultProxy
+from faults.saying import text_of, unbroken
+from faults.speech import Kind
+from faults.streaming import Seen
+from support.gateway import Served
+
+QUICK = {"headers_s": 0.5, "first_token_s": 0.5, "between_tokens_s": 0.5}
+PATH = f"{HTTP_PATH}?key={CANARIES['query']}"
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a test of one row happens."""
+
+    engine: FaultEngine
+    proxy: FaultProxy
+    served: Served
+    leaks: NoLeaks
+    kind: Kind
+
+    async def ask(self, text: str, *, limit_s: float = LIMIT_S, **fields: Any) -> Answer:
+        """A request that is read to its end, which must be a whole answer or a marked error."""
+        answer = Answer()
+        async with asyncio.timeout(limit_s), connected(self.served.url) as client:
+            await client.send(self.request(text, **fields))
+            await client.read(answer)
+        answer.left_s = asyncio.get_running_loop().time()
+        self.leaks.shown(bytes(answer.raw))
+        answer.check()
+        return answer
+
+    def request(self, text: str, **fields: Any) -> bytes:
+        """The bytes of a request, which count as sent. Its prompt holds a secret, as do its headers and its query."""
+        self.leaks.sent()
+        return request(chat(f"{text} {CANARIES['prompt']}", **fields), *HEADERS, path=PATH)
+
+    async def misbehave(self, manner: Manner, text: str, chance: random.Random, **fields: Any) -> Answer:
+        """A request in this manner."""
+        body = chat(f"{text} {CANARIES['prompt']}", **fields)
+        answer = await misbehave(self.served.url, manner, body, *HEADERS, chance=chance)
+        self.leaks.sent(answer.asked)
+        self.leaks.shown(bytes(answer.raw))
+        return answer
+
+    @property
+    def last(self) -> Seen:
+        """The last request, as the engine saw it."""
+        return self.engine.seen[-1]
+
+    @property
+    def record(self) -> Mapping[str, object]:
+        """The access log's last record."""
+        return self.leaks.records[-1]
+
+    def whole(self, answer: Answer) -> bool:
+        """Whether it is the engine's unbroken answer."""
+        return answer.done and answer.text == self.unbroken()
+
+    def unbroken(self) -> str:
+        """What the engine would say to the last request's prompt."""
+        return text_of(unbroken(self.last.prompt))
+
+    async def closed(self, seen: Seen | None = None, within_s: float = 5.0) -> float:
+        """When the engine saw that the gateway had closed the connection of this request, or of its last."""
+        seen = seen or self.last
+        async with asyncio.timeout(within_s):
+            while seen.closed_s is None:
+                await asyncio.sleep(0.005)
+        return seen.closed_s
+
+    async def ready(self, within_s: float = 5.0) -> None:
+        """Waits until the gateway counts the engine as ready."""
+        async with asyncio.timeout(within_s):
+            while not self.served.gateway.registry.is_ready("e"):
+                await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def placed(leaks: NoLeaks, kind: Kind, *, proxied: bool = False, **changed: Any) -> AsyncIterator[Place]:
+    """An engine of this kind and a gateway, watched, with or without a proxy between them. `changed` as for `settings_for`."""
+    async with FaultEngine().working() as engine, FaultProxy(engine.url).working() as proxy:
+        settings = leaks.settings(proxy.url if proxied else engine.url, kind=kind, **changed)
+        async with leaks.serving(settings, engine) as served:
+            yield Place(engine, proxy, served, leaks, kind)
