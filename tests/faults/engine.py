@@ -13,6 +13,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from email.utils import formatdate
 from time import time
@@ -29,14 +31,18 @@ Health = bool | Literal["hang"]
 
 GENERATES: dict[str, Kind] = {"/completion": "llamacpp", "/v1/completions": "vllm"}
 BLOCK_TOKENS = 16
+_START_S = 30.0
 _STATUSES = {"context_length": 400, "oom_500": 500}
 
 
 class FaultEngine:
     """One engine. `slots` bounds how many answers it makes at once, others wait inside it; `prefill_us` is what a token of a
-    prompt costs that it has not seen before, `token_s` what each token of an answer does. The figures may be read at any time."""
+    prompt costs that it has not seen before, `token_s` what each token of an answer does; vLLM's events hold up to `burst`
+    tokens. The figures may be read at any time."""
 
-    def __init__(self, name: str = "a", *, slots: int | None = None, prefill_us: float = 0.0, token_s: float = 0.0) -> None:
+    def __init__(
+        self, name: str = "a", *, slots: int | None = None, prefill_us: float = 0.0, token_s: float = 0.0, burst: int = 1
+    ) -> None:
         self.name = name
         self.url = self.admin_url = ""
         self.healthy: Health = True
@@ -44,6 +50,7 @@ class FaultEngine:
         self._slots = asyncio.Semaphore(slots) if slots is not None else None
         self._prefill_us = prefill_us
         self._token_s = token_s
+        self._burst = burst
         self._loop = asyncio.get_running_loop()
         self._port = 0
         self._server: asyncio.Server | None = None
@@ -249,7 +256,7 @@ class FaultEngine:
         async with self._slot(connection, seen):
             seen.cached = self._cached(seen.prompt)
             await asyncio.sleep(self._prefill_us * (len(seen.prompt) - seen.cached) / 1e6)
-            said = speech(seen.kind, request.value, seen.cached)
+            said = speech(seen.kind, request.value, seen.cached, self._burst)
             whole = await Streaming(connection, seen, said, chosen, key=key, token_s=self._token_s).run()
             self._keep([*seen.prompt, *seen.sent])
         if chosen.mode == "die":
@@ -277,7 +284,7 @@ class FaultEngine:
         return True
 
     async def _refuse(self, connection: Connection, body: Any, seen: Seen, chosen: Fault, key: str) -> bool:
-        said = speech(seen.kind, body, 0)
+        said = speech(seen.kind, body)
         if chosen.mode == "redirect":
             await connection.send(head(307, ("location", str(chosen.given.get("to", "/canary"))), ("content-length", "0")))
             return True
@@ -331,6 +338,22 @@ def _blocks(ids: list[int]) -> list[int]:
     return numbers
 
 
+@contextlib.asynccontextmanager
+async def process(*options: str) -> AsyncIterator[dict[str, str]]:
+    """An engine in a process of its own: its `url` and its `admin_url`. `options` as for its command line."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "faults.engine", *options]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environ)
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(_START_S):
+            where: dict[str, str] = json.loads(await child.stdout.readline())
+        yield where
+    finally:
+        child.terminate()
+        await child.communicate()
+
+
 async def main() -> None:
     """An engine in a process of its own, which tells its addresses in one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m faults.engine")
@@ -340,8 +363,10 @@ async def main() -> None:
     parser.add_argument("--slots", type=int)
     parser.add_argument("--prefill-us", type=float, default=0.0)
     parser.add_argument("--token-s", type=float, default=0.0)
+    parser.add_argument("--burst", type=int, default=1)
     wanted = parser.parse_args()
-    engine = FaultEngine(wanted.name, slots=wanted.slots, prefill_us=wanted.prefill_us, token_s=wanted.token_s)
+    costs = {"prefill_us": wanted.prefill_us, "token_s": wanted.token_s}
+    engine = FaultEngine(wanted.name, slots=wanted.slots, burst=wanted.burst, **costs)
     async with engine.working(wanted.port, wanted.admin_port):
         print(json.dumps({"url": engine.url, "admin_url": engine.admin_url}), flush=True)
         await asyncio.Event().wait()

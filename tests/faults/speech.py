@@ -50,9 +50,9 @@ class Speech(Protocol):
         """The body for a prompt that does not fit."""
 
 
-def speech(kind: Kind, body: Mapping[str, Any], cached: int) -> Speech:
-    """The answer to a request. `cached` tokens of its prompt need no work."""
-    return LlamaSpeech(body, cached) if kind == "llamacpp" else VllmSpeech(body, cached)
+def speech(kind: Kind, body: Mapping[str, Any], cached: int = 0, burst: int = 1) -> Speech:
+    """The answer to a request. `cached` tokens of its prompt need no work; vLLM sends up to `burst` tokens in an event."""
+    return LlamaSpeech(body, cached) if kind == "llamacpp" else VllmSpeech(body, cached, burst)
 
 
 class LlamaSpeech:
@@ -114,26 +114,32 @@ class LlamaSpeech:
 class VllmSpeech:
     """vLLM's `/v1/completions` with `return_token_ids`: every id, and no text for a part of a character."""
 
-    def __init__(self, body: Mapping[str, Any], cached: int) -> None:
+    def __init__(self, body: Mapping[str, Any], cached: int, burst: int) -> None:
         self._prompt: Sequence[int] = body["prompt"]
+        self._burst = burst
         self._limit: int = body.get("max_tokens", 16)
         self._at_least: int = body.get("min_tokens", 0)
         self._model = body.get("model", "m")
         self._cached = cached
 
     def pieces(self, *, finish: bool = True) -> Iterator[Piece]:
-        saying, held = Saying(self._prompt, at_least=self._at_least), list[int]()
-        token = -1
+        saying = Saying(self._prompt, at_least=self._at_least)
+        held, text, burst = list[int](), "", list[int]()  # of a character; of an event
         for made in range(1, self._limit + 1):
-            token = saying.next()
-            held.append(token)
-            text = "" if token == ENDS else _whole(held)
+            burst.append(token := saying.next())
+            if token != ENDS:
+                held.append(token)
+                if (said := _whole(held)) is not None:
+                    text += said
+                    held.clear()
             why = "stop" if token == ENDS else "length" if made == self._limit else None
-            yield Piece("token", _json(self._event(text or "", token, why if finish else None, first=made == 1)), (token,))
+            if why is not None or len(burst) == self._burst:
+                event = self._event(text, burst, why if finish else None, first=made == len(burst))
+                yield Piece("token", _json(event), tuple(burst))
+                text = ""
+                burst = []
             if why is not None:
                 break
-            if text is not None:
-                held.clear()
         counts = {"prompt_tokens": len(self._prompt), "completion_tokens": made, "total_tokens": len(self._prompt) + made}
         usage = {**counts, "prompt_tokens_details": {"cached_tokens": self._cached}}
         yield Piece("usage", _json({**self._stamp(), "choices": [], "usage": usage}))
@@ -162,9 +168,9 @@ class VllmSpeech:
     def _stamp(self) -> dict[str, object]:
         return {"id": "cmpl-fault", "object": "text_completion", "created": 1, "model": self._model}
 
-    def _event(self, text: str, token: int, why: str | None, *, first: bool) -> dict[str, object]:
+    def _event(self, text: str, tokens: list[int], why: str | None, *, first: bool) -> dict[str, object]:
         choice: dict[str, object] = {"index": 0, "text": text, "logprobs": None, "finish_reason": why, "stop_reason": None}
-        choice |= {"token_ids": [token], "prompt_token_ids": list(self._prompt) if first else None}
+        choice |= {"token_ids": tokens, "prompt_token_ids": list(self._prompt) if first else None}
         return {**self._stamp(), "choices": [choice]}
 
 

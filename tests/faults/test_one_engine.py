@@ -10,10 +10,12 @@ import socket
 import statistics
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 from faults.chaos import FAULTS, STYLES
-from faults.client import MANNERS, Answer, connected
+from faults.client import MANNERS, Answer, ask, chat, connected
+from faults.engine import process
 from faults.leaks import CANARIES, NoLeaks
 from faults.place import QUICK, Place, placed
 from faults.proxy import Line
@@ -279,6 +281,34 @@ async def test_e18_an_endless_event_ends_at_the_bound(place: Place, fault: str) 
     if "endless" in fault:
         assert place.last.how == "closed", "the engine could send all of it"
     assert place.record["reason"] == "broke"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["giant_chunk mb=64", "endless_line mb=64"])
+async def test_e18_what_an_engine_sends_without_end_is_not_kept(no_leaks: NoLeaks, kind: Kind, fault: str) -> None:
+    async with process() as where, no_leaks.serving(no_leaks.settings(where["url"], kind=kind)) as served:
+        for _ in range(2):  # what is made once, such as pools of memory, is made by the first
+            before_kib = forget_peak_kib()
+            answer = await ask(served.url, chat(f"[[chaos:{fault}]]"))
+            no_leaks.sent()
+            answer.check()
+            assert answer.error is not None
+            grown_kib = memory_kib("VmHWM") - before_kib
+            async with asyncio.timeout(10):
+                while not served.gateway.registry.is_ready("e"):
+                    await asyncio.sleep(0.01)
+        assert grown_kib <= 2 * (2 * 4 * 1024), f"{grown_kib} KiB"
+
+
+def forget_peak_kib() -> int:
+    """The peak of this process's memory is counted from here; what it is now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory_kib("VmRSS")
+
+
+def memory_kib(name: str) -> int:
+    """A figure of this process."""
+    return int(Path("/proc/self/status").read_text().partition(f"\n{name}:")[2].split()[0])
 
 
 async def test_e18_comments_are_silence(place: Place) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from faults.chaos import ENDINGS, FAULTS, STATUS, STYLES, marked
 from faults.client import MANNERS, Answer, ask, chat, connected, misbehave
-from faults.engine import FaultEngine
+from faults.engine import FaultEngine, process
 from faults.leaks import CANARIES, HEADERS, NoLeaks, watching
 from faults.proxy import FaultProxy, Line
 from faults.saying import ENDS, OPENS, text_of, unbroken
@@ -227,7 +227,9 @@ def test_every_fault_is_tried() -> None:
 @pytest.mark.parametrize("mode", FAULTS)
 async def test_a_fault_is_what_it_says(engine: FaultEngine, mode: str, kind: Kind) -> None:
     given = GIVEN.get(mode, "s=0.1" if mode in TIMED else "")
-    it = await told(engine, kind, f"[[ascii]][[chaos:{mode} {given}]]" if given else f"[[ascii]][[chaos:{mode}]]")
+    quiet_s = QUIET_S if "hang" in mode or mode in ("done_no_close", "content_length_short", "informational") else 5.0
+    marker = f"[[chaos:{mode} {given}]]" if given else f"[[chaos:{mode}]]"
+    it = await told(engine, kind, f"[[ascii]]{marker}", quiet_s=quiet_s)
     if mode == "no_done" and kind == "llamacpp":
         assert whole(it)
         return
@@ -322,6 +324,25 @@ async def test_an_idle_connection_ends_with_the_next_request(engine: FaultEngine
     assert not it.raw
     assert engine.dropped == 1
     assert len(engine.seen) == 1
+
+
+async def test_an_event_may_hold_several_tokens() -> None:
+    async with FaultEngine(burst=3).working() as engine:
+        it = await told(engine, "vllm", "x")
+        assert whole(it)
+        counts = [len(c["token_ids"]) for data in it.data if data != DONE for c in json.loads(data)["choices"]]
+        assert counts == [3] * 8 + [1]
+        for after, sent in ((0, 0), (2, 0), (3, 3), (5, 3), (6, 6)):
+            it = await told(engine, "vllm", f"[[chaos:close_mid_stream after={after}]]")
+            assert len(it.ids) == sent
+
+
+async def test_it_runs_in_a_process_of_its_own() -> None:
+    body = body_of("llamacpp", prompt_of("[[chaos:500 only=b times=1]]"))
+    async with process("--name", "b", "--slots", "1") as where, httpx.AsyncClient(trust_env=False) as client:
+        assert [(await client.post(f"{where['url']}/completion", json=body)).status_code for _ in range(2)] == [500, 200]
+        seen = (await client.get(f"{where['admin_url']}/admin/seen")).json()
+        assert [each["fault"] for each in seen["requests"]] == ["500", "none"]
 
 
 async def test_it_says_what_it_is_and_counts_what_runs() -> None:
