@@ -63,7 +63,7 @@ class Answer:
     def complete(self) -> bool:
         """Whether the HTTP body is whole."""
         self._join()
-        if self._chunked:
+        if self._chunked or not self._at:
             return self._last
         length = self.head.lower().partition("\r\ncontent-length:")[2].partition("\r\n")[0]
         return bool(length) and len(self.body) >= int(length)

@@ -546,6 +546,40 @@ async def stalled(place: Place) -> Seen:
     return place.last
 
 
+async def test_c18_requests_on_one_connection_are_answered_in_their_order(place: Place) -> None:
+    async with connected(place.served.url) as client:
+        await client.send(place.request("one", stream=False) + place.request("two"))
+        for _ in range(2):
+            answer = Answer()
+            while not answer.complete:
+                answer.raw += await client.reader.readexactly(1)
+            place.leaks.shown(bytes(answer.raw))
+            assert place.whole(answer)
+
+
+@pytest.mark.parametrize(("line", "header"), [("HTTP/1.1", "connection: close"), ("HTTP/1.0", "x-other: 1")])
+async def test_c18_a_connection_that_is_to_end_ends_with_the_answer(place: Place, line: str, header: str) -> None:
+    async with connected(place.served.url) as client:
+        data = place.request("x", stream=False).replace(b"HTTP/1.1\r\n", f"{line}\r\n{header}\r\n".encode(), 1)
+        await client.send(data)
+        async with asyncio.timeout(5):
+            answer = Answer(raw=bytearray(await client.reader.read(-1)))
+        assert answer.complete
+        assert place.whole(answer)
+
+
+async def test_c18_a_body_that_waits_to_be_asked_for_is(place: Place) -> None:
+    async with connected(place.served.url) as client:
+        head, _, body = place.request("x", stream=False).partition(b"\r\n\r\n")
+        await client.send(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        await client.send(body)
+        answer = Answer()
+        await client.read(answer)
+        assert place.whole(answer)
+
+
 async def test_any_client_meets_any_fault_and_all_is_counted_once(place: Place) -> None:
     chance = random.Random(place.kind)
     # Those that keep a client for long, or take the engine away from the others, have tests of their own.
