@@ -212,4 +212,4 @@ def _asked(question: str) -> GenerateRequest:
 
 def _failed(test: CheckName, name: str, error: Exception) -> Case:
     said = error.message if isinstance(error, GatewayError) else f"the engine did not answer within {ASK_S:g} s"
-    return Case(test, name, "failed", said, "see that the engine runs, and serves this model")
+    return Case(test, name, "failed", said, "See that the engine runs and serves this model.")

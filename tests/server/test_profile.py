@@ -107,16 +107,16 @@ def test_a_profile_of_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_profile_without_a_format_is_refused_until_one_is_named(tmp_path: Path) -> None:
-    assert "it names no format (two formats read it)" in refused(tmp_path, profile_of(FULL, None))
+    assert "the profile names no format (two formats read it)" in refused(tmp_path, profile_of(FULL, None))
     with_models(settings_for("http://h:1", source=str(FULL), profile=written(profile_of(FULL, None), tmp_path), format="hermes"))
 
 
 def test_a_profile_that_says_otherwise_than_the_settings_is_refused(tmp_path: Path) -> None:
-    assert "it says format hermes, the settings qwen35" in refused(tmp_path, profile_of(FULL), format="qwen35")
+    assert "the profile says format hermes, the settings qwen35" in refused(tmp_path, profile_of(FULL), format="qwen35")
 
 
 def test_a_profile_with_a_format_that_is_none_is_refused(tmp_path: Path) -> None:
-    assert "its format 'banana' is none that this version knows" in refused(tmp_path, profile_of(FULL, "banana"))
+    assert "the profile's format 'banana' is none that this version knows" in refused(tmp_path, profile_of(FULL, "banana"))
 
 
 def test_a_file_that_is_no_profile_is_refused_with_its_fault(tmp_path: Path) -> None:
