@@ -68,7 +68,8 @@ The codecs: `JsonInWrapper` (`{"name": …, "arguments": {…}}`, alone or in an
 The file is found by itself, in a clone that is installed as `make run` does it (`pip install --editable .`); its name is the
 format's. `interlock parse --format made_up` reads by it at once, and `interlock onboard` tells it of templates that write it. The
 table, `tests/data/formats/made_up.yaml`, has the shape of `hermes.yaml`; [CONTRIBUTING.md](../CONTRIBUTING.md#adding-a-part) says
-what it must hold.
+what it must hold. `newlines_before_call` is how many newlines the template writes between text and a call: where it is wrong,
+`interlock check` fails at "text before a call".
 
 ## The families
 
