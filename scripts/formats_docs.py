@@ -4,13 +4,14 @@ import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from gateway.formats import registry
 from gateway.formats.compiled import CompiledFormat
 from gateway.formats.spec import FormatSpec
+from gateway.request import FailureKind
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "formats.md"
@@ -37,6 +38,13 @@ more a token. Interlock parses it itself, so that one model behaves the same on 
 their parsers included, and `hy_v3:SUFFIX` where the tags of a checkpoint have a suffix of its own (`<tool_calls:SUFFIX>`).
 `interlock parse --format NAME < RAW` shows what a format makes of an output.
 
+## What is counted
+
+`interlock_parse_failures_total{kind}`, the access log's `failures` and the `failures` of `interlock parse` name what was not as
+the format says. `recovered`: nothing was lost by it, the call or the text is in its proper place; else the text is content.
+`offset` is the place in the raw output, in Unicode code points; `index` the call, where it is one's.
+
+KINDS
 ## How one is added
 
 One data file in `gateway/formats/families/` and one table of transcripts in `tests/data/formats/`. A family names its markers,
@@ -92,13 +100,50 @@ content. {argued} more are answered otherwise on purpose, shown here by outputs 
 """
 
 
+KINDS: Mapping[FailureKind, str] = {
+    "truncated_call": "The token limit cut a call. Its text is content, and the finish reason `length`.",
+    "truncated_reasoning": "The token limit cut a thought.",
+    "unterminated_call": "The model ended its turn within a call.",
+    "invalid_json": "Arguments, or an answer that shall be JSON, are no JSON. Nothing is repaired.",
+    "not_an_object": "They are JSON, but no object.",
+    "missing_name": "A call names no tool.",
+    "unknown_tool": "A call names a tool that the request does not offer (`unknown_tool` in the settings).",
+    "duplicate_key": "An argument is there twice; both are passed on.",
+    "schema_mismatch": "Arguments, or the answer, do not fit their schema (`on_schema_miss`). They are passed on as written.",
+    "double_encoded": "Arguments were a JSON text of a JSON object, and were unwrapped once.",
+    "bad_header": "Text where a call's or a message's header, or the space between two calls, should be.",
+    "stray_marker": "A marker where it has no meaning. It is text.",
+    "missing_opener": "A call began without its marker.",
+    "missing_closer": "A call or a thought ended without its marker.",
+    "implicit_reasoning_end": "A call within an open thought: the thought had ended there.",
+    "call_in_reasoning": "What looked like a call was quoted in a thought, whose closer came later.",
+    "special_tokens_missing": "Tools were offered, and a marker came as mere text, without its token.",
+    "stop_leak": "A stop token stands within the answer.",
+    "unknown_token": "A token id that the model's vocabulary lacks.",
+    "bad_usage": "The engine's token counts cannot be; what was known before is kept.",
+    "value_too_large": "A value that had to be held whole is too large.",
+    "internal": "A fault of Interlock's own. The rest of the output is content.",
+}
+
+
+def _kinds() -> str:
+    if missing := set(get_args(FailureKind)) ^ KINDS.keys():
+        raise ValueError(f"kinds without a word, or words without a kind: {sorted(missing)}")
+    return "\n".join(["| kind | means |", "|---|---|", *(f"| `{kind}` | {words} |" for kind, words in KINDS.items())]) + "\n"
+
+
 def document() -> str:
     """The whole page."""
     formats = {each.name: each for each in registry.load().values() if isinstance(each, CompiledFormat)}
     listed = yaml.safe_load(ARGUED.read_text(encoding="utf-8"))
     tail = TAIL.format(policies=len(listed["policy"]), argued=len(listed["argued"]))
     rows = "".join(_row(formats[name].program.spec) for name in sorted(formats))
-    return HEAD + rows + tail + "".join(_argument(case, said) for case, said in listed["argued"].items())
+    return (
+        HEAD.replace("KINDS\n", f"{_kinds()}\n", 1)
+        + rows
+        + tail
+        + "".join(_argument(case, said) for case, said in listed["argued"].items())
+    )
 
 
 def _argument(case: str, said: Mapping[str, Any]) -> str:
