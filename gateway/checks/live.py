@@ -43,10 +43,11 @@ class Live:
 
 
 async def check_live(subject: Subject, target: Target) -> Live:
-    """Runs all four. Never raises for what the engine does: that fails the case."""
+    """Runs all four. Raises an EngineError where the engine does not say that it can serve; what it does then fails the case."""
     live = Live()
     async with Upstream() as upstream:
         asker = Asker(upstream, target, subject)
+        await asker.reach()
         for test in (_template, _reasoning, _stop):
             live.cases += [case async for case in test(subject, asker)]
         await _tool_call(subject, asker, live)
