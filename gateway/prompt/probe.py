@@ -111,7 +111,7 @@ def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
     reasoning, hides = _reasoning(rig, call)
     supports: dict[str, Support] = {
         **_roles(rig, looped),
-        "tools": rig.shows_all([[USER], *looped], NAME, "probedescriptionmark", tools=TOOLS),
+        "tools": rig.shows_all([[USER], *looped], NAME, "probedescriptionmark", "probe_key", tools=TOOLS),
         "tool_calls": call.support,
         "tool_results": results,
         "first_answer": rig.shows([_SAID, _MORE], "probeanswermark", "probemoremark"),
