@@ -11,7 +11,7 @@ from support.scripted_engine import completion
 
 from gateway.app import with_models
 from gateway.errors import SettingsError
-from gateway.prompt.profile import StopToken
+from gateway.prompt.profile import CheckName, StopToken
 
 FULL = tiny_model("full")
 
@@ -23,6 +23,7 @@ async def served(tmp_path: Path, profile: Any, **changed: Any) -> tuple[Any, Any
         answer = await gateway.chat()
         ready = await gateway.client.get("/ready")
         listed = [each["id"] for each in (await gateway.client.get("/v1/models")).json()["data"]]
+        assert (await gateway.client.get("/v1/models/m")).status_code == (200 if listed else 404)
         metrics = await gateway.metrics()
     return answer, {**ready.json(), "code": ready.status_code, "listed": listed}, metrics, len(engine.calls)
 
@@ -64,6 +65,13 @@ async def test_one_that_was_not_checked_is_served_with_a_warning(tmp_path: Path,
     assert (answer.status_code, ready["status"]) == (200, "ready")
     assert not any("interlock_model_check" in name for name in metrics)
     assert "served unchecked" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("tests", [{}, {"template": True, "reasoning": True}])
+async def test_a_check_of_some_tests_is_none(tmp_path: Path, tests: dict[CheckName, bool]) -> None:
+    answer, _, metrics, _ = await served(tmp_path, checked(profile_of(FULL), tests), require_checks=True)
+    assert answer.status_code == 503
+    assert not any("interlock_model_check" in name for name in metrics)
 
 
 @pytest.mark.parametrize("since", [False, True])
