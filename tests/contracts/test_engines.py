@@ -7,7 +7,7 @@ llama.cpp too, and over the real vLLM where `make test-vllm` asks for it.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from fakes.vllm import FakeVllm
 from support.gateway import PAIR, Served, sample, serving, settings_for, tiny_model
 from support.gbnf import Grammar
 from support.llamacpp import EngineUnderTest
-from support.vllm import ALIAS, VllmUnderTest, running_vllm
+from support.vllm import ALIAS, VllmUnderTest
 from support.vocabulary import small_tokenizer
 
 from engines.base import EngineInfo
@@ -425,13 +425,6 @@ REAL = [
     pytest.param("real_llamacpp", marks=pytest.mark.engine),
     pytest.param("real_vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(900)]),
 ]
-
-
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[VllmUnderTest]:
-    """One for the module."""
-    with running_vllm() as engine:
-        yield engine
 
 
 @pytest.fixture(params=REAL)
