@@ -206,10 +206,11 @@ class LlamaCppReader:
         self._predicted = step.tokens_predicted
         text, tokens = step.content, step.tokens
         stops = self._stops
+        ids = tuple(tokens) if len(tokens) == rise else None
         if rise and not stops.keys().isdisjoint(tokens):
             self._stop_id = next(token for token in tokens if token in stops)
             text = text.removesuffix(stops[self._stop_id])
-        ids = tuple(tokens) if len(tokens) == rise else None
+            ids = tuple([token for token in ids if token != self._stop_id]) if ids is not None else None
         told = step.completion_probabilities or ()
         if len(told) > rise:
             raise EngineBroke("The engine sent log probabilities of more tokens than it counts.")

@@ -51,10 +51,12 @@ Records = Callable[[Mapping[str, object]], None]
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """Settings, and their models in the same order, each read from its files."""
+    """Settings, and their models in the same order, each read from its files. `warn_unchecked`: the log names models that are
+    served without a check."""
 
     settings: Settings
     models: tuple[Model, ...]
+    warn_unchecked: bool = True
 
 
 def configure(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Configured:
@@ -127,7 +129,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     of the access log."""
     settings, models = configured.settings, configured.models
     for model in models:
-        _warn(model)
+        _warn(model, unchecked=configured.warn_unchecked)
     registry = Registry(_members(settings, environ))
     dialect = OpenAIChat()
     checks = {model.name: model.checked.passed for model in models if model.checked is not None}
@@ -207,13 +209,13 @@ async def _rendering_apart(
         )
 
 
-def _warn(model: Model) -> None:
+def _warn(model: Model, *, unchecked: bool) -> None:
     """Tells the operator what is odd about a model's files."""
     if model.rendered is None:
         return
     if model.closed is not None:
         _log.error("the model is not served", model=model.name, why=model.closed)
-    elif model.checked is None:
+    elif model.checked is None and unchecked:
         _log.warning("the model is served unchecked: `interlock check` has not passed for it as it is", model=model.name)
     prompter = model.rendered.prompter
     if why := prompter.renderer.tokenised_whole:

@@ -27,7 +27,7 @@ from gateway.checks.run import Checking, Subjects, keep_results
 from gateway.checks.run import check as run_checks
 from gateway.errors import BadRequest, ModelFileError, SettingsError
 from gateway.formats.registry import load as load_formats
-from gateway.live import live_reports, local_report, targets_of
+from gateway.live import NotLive, live_reports, local_report, targets_of
 from gateway.model import Model
 from gateway.observe.logs import configure_logging, record_writer
 from gateway.onboarding import ProfileThere, keep, summary
@@ -87,9 +87,13 @@ def check_config(file: Annotated[Path, typer.Argument(help="The settings file (Y
         own, *with_tools = model.format_names()
         formats = f"{own} ({with_tools[0]} with tools)" if with_tools else own
         typer.echo(f"{model.name}: format {formats}, tools {_tools_said(settings.tools, model)}")
+        if model.closed is not None:
+            typer.echo(f"{model.name}: would not be served: {model.closed}", err=True)
     open_to = process.beyond_loopback(configured.settings.server)
     if open_to:
         typer.echo(f"{', '.join(open_to)}: {process.NO_KEYS}")
+    if any(model.closed is not None for model in configured.models):
+        sys.exit(1)
     typer.echo(f"{file}: ok")
 
 
@@ -140,15 +144,15 @@ def onboard(
     if form is not None and form not in formats:
         raise typer.BadParameter(f"{form!r} is no format (docs/formats.md lists them)", param_hint="--format")
     profile = derive_profile(model, formats, form)
+    try:
+        written = keep(output, profile, replace=force) if output is not None else True
+    except ProfileThere as error:
+        _fail(str(error), 2)
     for line in summary(profile):
         typer.echo(line, err=output is None)
     if output is None:
         typer.echo(profile_text(profile), nl=False)
     else:
-        try:
-            written = keep(output, profile, replace=force)
-        except ProfileThere as error:
-            _fail(str(error), 2)
         typer.echo(f"{output}: {'written' if written else 'says the same already'}")
     if profile.format.name is None:
         _fail(f"the format of {profile.model} is not told by its template: name it with `--format`, or in the profile")
@@ -179,7 +183,10 @@ def check(
     checkings, targets = _checkings(subjects, config, model, profile)
     reports = [run_checks(each.subject, at=now, interlock=metadata.version("interlock")) for each in checkings]
     if live:
-        reports = _live(checkings, reports, targets, model)
+        try:
+            reports = _live(checkings, reports, targets, model)
+        except NotLive as error:
+            _fail(f"{error}. No result is kept")
     for line in [report_json(reports)] if as_json else [line for report in reports for line in report_text(report)]:
         typer.echo(line)
     if junit is not None:

@@ -12,9 +12,14 @@ from engines.registry import make
 from gateway.checks.asking import Target
 from gateway.checks.base import Report, Subject
 from gateway.checks.live import check_live
+from gateway.errors import EngineError
 from gateway.settings import ModelSettings
 
 _LOCAL = "llamacpp"
+
+
+class NotLive(Exception):
+    """An engine cannot be asked, so that nothing is known of its model; the message names it."""
 
 
 def targets_of(model: ModelSettings, environ: Mapping[str, str]) -> list[Target]:
@@ -32,12 +37,12 @@ def targets_of(model: ModelSettings, environ: Mapping[str, str]) -> list[Target]
 
 
 def live_reports(subjects: Sequence[Subject], reports: Sequence[Report], targets: Sequence[Sequence[Target]]) -> list[Report]:
-    """The reports with what the models' engines came to, one engine after the other."""
+    """The reports with what the models' engines came to, one engine after the other. Raises NotLive."""
     return asyncio.run(_all(subjects, reports, targets))
 
 
 def local_report(subject: Subject, report: Report, model: Path) -> Report:
-    """The report with what a local llama.cpp came to, which runs for just this. Raises EngineStartError."""
+    """The report with what a local llama.cpp came to, which runs for just this. Raises EngineStartError and NotLive."""
     return asyncio.run(_local(subject, report, model))
 
 
@@ -57,7 +62,10 @@ async def _local(subject: Subject, report: Report, model: Path) -> Report:
 
 async def _on(subject: Subject, report: Report, targets: Sequence[Target]) -> Report:
     for target in targets:
-        live = await check_live(subject, target)
+        try:
+            live = await check_live(subject, target)
+        except EngineError as error:
+            raise NotLive(f"{target.id} ({target.engine.kind}) of {subject.name} cannot be asked: {error.message}") from None
         named = [replace(case, name=f"{target.id}: {case.name}") for case in live.cases]
         said = f"{target.id} ({target.engine.kind})"
         report = replace(

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from gateway.answer import AnswerRules
 from gateway.errors import ContextTooLong
 from gateway.formats.base import Format
-from gateway.prompt.profile import Checked, Profile, digest
+from gateway.prompt.profile import Checked, CheckName, Profile, digest
 from gateway.prompt.prompter import Prompter
 from gateway.prompt.renderer import Draft, Rendering
 from gateway.prompt.thought_end import ThoughtEnd
@@ -65,9 +66,11 @@ class Model:
 
 
 def valid_check(profile: Profile | None) -> Checked | None:
-    """The last check of a profile; None where there was none, or the profile was changed since."""
+    """The last check of a profile; None where there was none of all tests, or the profile was changed since."""
     checked = profile.checked if profile is not None else None
-    return checked if profile is not None and checked is not None and checked.of == digest(profile) else None
+    if profile is None or checked is None or checked.of != digest(profile):
+        return None
+    return checked if checked.tests.keys() == set(get_args(CheckName)) else None
 
 
 def closed_for(checked: Checked | None, *, required: bool) -> str | None:

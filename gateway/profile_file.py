@@ -5,6 +5,7 @@ Invariant: a file is written whole or not at all; what a person wrote outside `c
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -17,7 +18,7 @@ _HEAD = """\
 # How Interlock speaks to this model, made by `interlock onboard`. What you change in `format`, `stop`, `thought_end` and
 # `templates` is followed; `interlock check` says whether it holds. `files` and `checked` are the gateway's.
 """
-_CHECKED = re.compile(r"^checked:.*\n(?:(?:[ \t#].*)?\n)*", re.MULTILINE)
+_CHECKED = re.compile(r"""^(["']?)checked\1[ \t]*:.*\n(?:(?:[ \t].*)?\n)*""", re.MULTILINE)  # and what is indented below it
 _WIDTH = 128
 _FEW_LINES = 2
 _OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029]")  # which YAML would read as newlines, or blanks
@@ -54,19 +55,27 @@ def read_profile(file: Path) -> Profile:
         raise ModelFileError(f"{file}: {error}") from None
 
 
+def _reads_as(file: Path, profile: Profile) -> bool:
+    try:
+        return read_profile(file) == profile
+    except ModelFileError:
+        return False
+
+
 def write_profile(file: Path, profile: Profile) -> None:
     """Raises ModelFileError."""
     _write(file, profile_text(profile))
 
 
 def write_checked(file: Path, checked: Checked) -> None:
-    """Puts the last check into a profile, and leaves the rest as it is written. Raises ModelFileError."""
+    """Puts the last check into a profile, and leaves the rest as it is written. Raises ModelFileError, also where the profile is
+    laid out so that it would not be one with the check in it."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelFileError(f"{file}: {error}") from None
     kept = _CHECKED.sub("", text if text.endswith("\n") else text + "\n")
-    _write(file, kept + _yaml({"checked": checked_values(checked)}))
+    _write(file, kept + _yaml({"checked": checked_values(checked)}), replace(read_profile(file), checked=checked))
 
 
 def profile_text(profile: Profile) -> str:
@@ -79,10 +88,17 @@ def _yaml(values: object) -> str:
     return text
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, says: Profile | None = None) -> None:
+    """`says` is what the text must be read as, or the file stays as it is."""
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")
+        if says is not None and not _reads_as(beside, says):
+            beside.unlink()
+            raise ModelFileError(
+                f"{file}: the result cannot be put into it as it is laid out: write its keys as lines from the first column, as "
+                "`interlock onboard` does"
+            )
         beside.replace(file)
     except OSError as error:
         beside.unlink(missing_ok=True)

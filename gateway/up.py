@@ -7,6 +7,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ async def up(
 
         telling = asyncio.create_task(_tell_the_end(stop, console))
         try:
-            await serve(with_models(settings), environ, sockets, stop, on_ready=on_ready)
+            await serve(replace(with_models(settings), warn_unchecked=False), environ, sockets, stop, on_ready=on_ready)
         finally:
             telling.cancel()
     finally:

@@ -94,15 +94,17 @@ def _format(files: ModelFiles, speech: Speech, formats: Mapping[str, Format], pr
     if speech.format != AUTO_FORMAT:
         declared = formats[speech.format]
         if profile is not None and profile.format.name not in (declared.name, None):
-            raise ProfileError(f"it says format {profile.format.name}, the settings {declared.name}: leave `format` out of them")
+            raise ProfileError(
+                f"the profile says format {profile.format.name}, the settings {declared.name}: leave `format` out of them"
+            )
         return declared
     if profile is None:
         return detect_format(native_prompter(files), formats)
     name = profile.format.name
     if name is None:
-        raise ProfileError(f"it names no format ({profile.format.why}): name it there, in `format.name`")
+        raise ProfileError(f"the profile names no format ({profile.format.why}): name one in its `format.name`")
     if name not in formats:
-        raise ProfileError(f"its format {name!r} is none that this version knows")
+        raise ProfileError(f"the profile's format {name!r} is none that this version knows (docs/formats.md lists them)")
     return formats[name]
 
 

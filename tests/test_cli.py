@@ -336,6 +336,13 @@ def test_a_service_that_ends_by_itself_is_a_success(
     assert len(served) == 2
 
 
+def test_check_config_names_a_model_that_would_not_be_served(run: Run, config: Callable[[dict[str, Any]], Path]) -> None:
+    code, out, err = run("check-config", config(settings() | {"require_checks": True}))
+    assert code == 1
+    assert "m: would not be served: it has not been checked" in err
+    assert not out.endswith("ok\n")
+
+
 def parse_command(*arguments: str, said: bytes) -> tuple[int, list[Any], str]:
     done = subprocess.run([interlock(), "parse", *arguments], input=said, capture_output=True, check=False)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr.decode()

@@ -1,6 +1,8 @@
 """A profile on disk: what is written is read back, what a person changes is followed, and a slip is named."""
 
+import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,9 +186,55 @@ def test_a_check_leaves_what_a_person_wrote(file: Path) -> None:
         write_checked(file, checked)
         text = file.read_text(encoding="utf-8")
         assert "    # seen on Monday\n    system: no\n" in text
+        assert text.count("# The end.\n") == 1
         assert text.count("checked:") == 1
         profile = read_profile(file)
         assert (profile.checked, profile.templates["default"].system) == (checked, "no")
+
+
+def test_a_check_leaves_the_comment_of_the_key_after_it(file: Path) -> None:
+    write_profile(file, replace(PROFILE, checked=CHECKED))
+    text = file.read_text(encoding="utf-8")
+    at = text.index("checked:")
+    before = text[:at].replace("conflicts: []\n", "")
+    file.write_text(f"{before}{text[at:]}# None were found.\nconflicts: []\n", encoding="utf-8")
+    write_checked(file, replace(CHECKED, at="later"))
+    assert "# None were found.\nconflicts: []\nchecked:\n" in file.read_text(encoding="utf-8")
+    assert read_profile(file) == replace(PROFILE, checked=replace(CHECKED, at="later"))
+
+
+@pytest.mark.parametrize("key", ['"checked":', "'checked' :", "checked :"])
+def test_a_check_takes_the_place_of_the_last_however_its_key_is_written(file: Path, key: str) -> None:
+    edited(file, "checked: null", f"{key} null")
+    write_checked(file, replace(CHECKED, at="later"))
+    assert read_profile(file) == replace(PROFILE, checked=replace(CHECKED, at="later"))
+
+
+def _indented(text: str) -> str:
+    return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(yaml.safe_load(text))
+
+
+def _ended(text: str) -> str:
+    return f"{text}...\n"
+
+
+def _closed_below(text: str) -> str:
+    last = "{of: a, at: b, interlock: c, reference: null, engine: null, tests: {}\n}"
+    return text.replace("checked: null", f"checked: {last}")
+
+
+@pytest.mark.parametrize("laid_out", [_indented, _as_json, _ended, _closed_below])
+def test_a_profile_that_a_check_cannot_be_put_into_stays_as_it_is(file: Path, laid_out: Callable[[str], str]) -> None:
+    text = laid_out(profile_text(PROFILE))
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ModelFileError, match=r"profile.yaml: the result cannot be put into it as it is laid out"):
+        write_checked(file, CHECKED)
+    assert file.read_text(encoding="utf-8") == text
+    assert os.listdir(file.parent) == ["profile.yaml"]
 
 
 def test_a_file_is_written_whole_or_not_at_all(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

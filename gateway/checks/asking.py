@@ -29,6 +29,7 @@ from gateway.wire.sse import SseReader
 
 ASK_S = 300.0  # one answer
 _CONNECT_S = 5.0
+_REACH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,13 @@ class Asker:
         self._upstream = upstream
         self.target = target
         self._rendered = Rendered(subject.prompter, subject.format, subject.call_format)
+
+    async def reach(self) -> None:
+        """Raises an EngineError where the engine does not say that it can serve."""
+        url, key = self.target.url(self.target.engine.health_path), self.target.api_key
+        status, _ = await self._upstream.get(url, api_key=key, limit_s=_REACH_S)
+        if status != 200:
+            raise EngineBroke(f"Its {self.target.engine.health_path} answers {status}.")
 
     async def ids(self, text: str) -> tuple[int, ...] | None:
         """The engine's own ids of a text; None where it has no way to tell them."""

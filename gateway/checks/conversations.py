@@ -15,8 +15,8 @@ _MARK = re.compile(r"[a-z_]{1,30}mark\b")
 _ID = "call_Ab{}cDeFgHiJkLmNoPqRs"  # as OpenAI's library makes them
 _CITY: Mapping[str, Any] = {
     "type": "object",
-    "properties": {"city": {"type": "string", "description": "Where"}},
-    "required": ["city"],
+    "properties": {"citymark": {"type": "string", "description": "Where"}},
+    "required": ["citymark"],
 }
 _DEEP: Mapping[str, Any] = {
     "type": "object",
@@ -71,7 +71,9 @@ class Conversation:
         tools = (
             Mark(word, "tool", f"tools[{index}]", -1)
             for index, tool in enumerate(self.request.offered)
-            for word in _MARK.findall(f"{tool.name} {tool.description}")
+            for word in _MARK.findall(
+                " ".join([tool.name, tool.description or "", *(tool.parameters or {}).get("properties", ())])
+            )
         )
         return (*messages, *tools)
 
@@ -130,7 +132,7 @@ def _answers() -> dict[str, GenerateRequest]:
     }
 
 
-def _call(number: int = 1, arguments: str = '{"city": "argumentmark"}', tool: ToolSpec = _WEATHER) -> ToolCall:
+def _call(number: int = 1, arguments: str = '{"citymark": "argumentmark"}', tool: ToolSpec = _WEATHER) -> ToolCall:
     return ToolCall(_ID.format(number), tool.name, arguments)
 
 
@@ -147,7 +149,7 @@ def _called(names: Sequence[str]) -> dict[str, GenerateRequest]:
     second = _call(2, '{"filter": {"tags": ["secondmark"], "range": {"from": 1.5}}, "limit": 3}', _SEARCH)
     both = [_ASK, _calling(_call(), second), _result(), _result(second, '{"hits": [], "of": "otherresultmark"}')]
     loop = [_ASK, _calling(), _result()]
-    again = [_calling(_call(3, '{"city": "thirdmark"}')), _result(_call(3), "20 degrees, laterresultmark")]
+    again = [_calling(_call(3, '{"citymark": "thirdmark"}')), _result(_call(3), "20 degrees, laterresultmark")]
     made = {
         "tools": _asked(_ASK, tools=(_WEATHER,)),
         "several tools": _asked(_SYSTEM, _ASK, tools=(_WEATHER, _SEARCH, _CLOCK)),
@@ -175,13 +177,13 @@ def _hard_calls() -> dict[str, GenerateRequest]:
     deep = jsonio.dumps(
         {"filter": {"tags": ["a\"b'\n<é>\\", "argumentmark"], "range": {"from": None}}, "mode": [[{}]], "limit": True}
     )
-    kimi = ToolCall(f"functions.{_WEATHER.name}:0", _WEATHER.name, '{"city": "argumentmark"}')
+    kimi = ToolCall(f"functions.{_WEATHER.name}:0", _WEATHER.name, '{"citymark": "argumentmark"}')
     made = {
         "nested arguments": _call(1, deep, _SEARCH),
         "empty arguments": _call(1, "", _CLOCK),
         "no arguments": _call(1, "{}", _CLOCK),
         "arguments no object": _call(1, '["argumentmark"]'),
-        "broken arguments": _call(1, '{"city": "argumentmark'),
+        "broken arguments": _call(1, '{"citymark": "argumentmark'),
         "other ids": kimi,
     }
     tools = (_WEATHER, _SEARCH, _CLOCK)
@@ -205,7 +207,7 @@ def _thinking(*, switch: bool) -> dict[str, GenerateRequest]:
 
 def _thinking_loops() -> dict[str, GenerateRequest]:
     thought = "I must look, thoughtmark."
-    second = _call(2, '{"city": "secondmark"}')
+    second = _call(2, '{"citymark": "secondmark"}')
     running = [
         _ASK,
         _calling(thought=thought),

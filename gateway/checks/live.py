@@ -43,10 +43,11 @@ class Live:
 
 
 async def check_live(subject: Subject, target: Target) -> Live:
-    """Runs all four. Never raises for what the engine does: that fails the case."""
+    """Runs all four. Raises an EngineError where the engine does not say that it can serve; what it does then fails the case."""
     live = Live()
     async with Upstream() as upstream:
         asker = Asker(upstream, target, subject)
+        await asker.reach()
         for test in (_template, _reasoning, _stop):
             live.cases += [case async for case in test(subject, asker)]
         await _tool_call(subject, asker, live)
@@ -212,4 +213,4 @@ def _asked(question: str) -> GenerateRequest:
 
 def _failed(test: CheckName, name: str, error: Exception) -> Case:
     said = error.message if isinstance(error, GatewayError) else f"the engine did not answer within {ASK_S:g} s"
-    return Case(test, name, "failed", said, "see that the engine runs, and serves this model")
+    return Case(test, name, "failed", said, "See that the engine runs and serves this model.")

@@ -28,7 +28,7 @@ def check_stop(subject: Subject) -> Iterator[Case]:
             "stop tokens", "failed", "The profile names no stop token.", f"Name what ends the model's turn {_IN_PROFILE}."
         )
     for token in subject.profile.stop:
-        yield _one_token(token, subject.prompter.tokenizer)
+        yield _one_token(token, subject)
     yield _turn_end(subject)
     yield _declared(subject)
     yield from _call_end(subject)
@@ -44,11 +44,14 @@ def _named(subject: Subject) -> str:
     return ", ".join(token.text for token in subject.profile.stop) or "none"
 
 
-def _one_token(token: StopToken, tokenizer: Tokenizer) -> Case:
-    name = f"one token: {token.text} ({token.id})"
+def _one_token(token: StopToken, subject: Subject) -> Case:
+    name, tokenizer = f"one token: {token.text} ({token.id})", subject.prompter.tokenizer
     ids, text = tokenizer.encode(token.text), tokenizer.text_of(token.id)
     if (ids == (token.id,) or tokenizer.encode_after(token.text) == (token.id,)) and text == token.text:
-        return _case(name)
+        if token.id in tokenizer.special_ids.values() or token.id in subject.files.stop_ids:
+            return _case(name)
+        said = f"The stop token {token.text!r} (id {token.id}) is ordinary text: answers would end wherever it stands."
+        return _case(name, "failed", said, f"Take it out {_IN_PROFILE}.")
     if not 0 <= token.id < tokenizer.vocab_size:
         said = f"The stop token {token.id} ({token.text}) is none of the vocabulary's {tokenizer.vocab_size}."
     elif len(ids) != 1:
@@ -162,6 +165,16 @@ def _answers(subject: Subject) -> Iterator[Case]:
     turn = next(_turns(subject, [Said(content=VALUE, reasoning=THOUGHT if stage.thinks else None)]), None)
     if turn is None:
         return
+    if (heard := stage.read(turn).said.content or "") != VALUE:
+        yield _case(
+            "an answer",
+            "failed",
+            f"After a prompt that ends with {turn.prompt.text[-_SHOWN:]!r} the template writes the answer {VALUE} as "
+            f"{_quoted(turn.raw)}, which is read as {_quoted(heard)}.",
+            "Let the template begin the model's turn in its generation prompt (`add_generation_prompt`) as in the history, and "
+            "write an answer as it is; or correct `format`.",
+        )
+        return
     before, _, after = turn.raw.rpartition(VALUE)
     letters = _letters(tokenizer)
     texts = {stop: text for stop in sorted(subject.prompter.stop_ids) if (text := tokenizer.text_of(stop))}
@@ -171,7 +184,7 @@ def _answers(subject: Subject) -> Iterator[Case]:
         problems.append(_run_on(stage, turn, _by_text([turn.raw], stop), VALUE, by_ids=False))
         yield _ended(f"an answer ends at {text}", [each for each in problems if each])
         data = text.encode()
-        if all(byte in letters for byte in data) and text not in stage.form.spelled:
+        if text in tokenizer.special_ids and all(byte in letters for byte in data) and text not in stage.form.spelled:
             spelled = [letters[byte] for byte in data]
             ids = [*tokenizer.encode_after(before), *spelled, *tokenizer.encode_after(after), stop]
             problem = _run_on(stage, turn, _by_ids(ids, turn.prompt.stop_ids), text, by_ids=True)

@@ -27,6 +27,7 @@ _NAMED = 3  # formats at the most
 _SPACED = ((", ", ": "), (",", ":"))
 _LOOK = "See what the template says, and what `templates` in the profile says that it takes."
 _NO_FORMAT = "Name another format (docs/formats.md) in `format`, or take `tools: constrained`."
+_STOPS = "See that no token under `stop` in the profile stands within a call; else report it."
 _NEXT = "Name another format in `format`: this one adds to what the model wrote, or takes from it."
 _TEMPLATES = "This is the template's own: no setting changes it, only another template does."
 
@@ -175,6 +176,9 @@ class _Calls:
         others = self._readers(turn)
         if not others:
             return _case(name, "failed", problem, _NO_FORMAT)
+        if not _problem(turn, read):
+            said = f"{problem.rstrip('.')}, where it is given the tokens, not their text."
+            return _case(name, "failed", said, _STOPS)
         does = f"{' and '.join(others)} {'does' if len(others) == 1 else 'do'}"
         return _case(
             name, "failed", f"{problem.rstrip('.')}; {does}.", f"Set `format: {others[0]}`, or `format.name` in the profile."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, ModelFileError
 from gateway.prompt.rig import (
     NAME,
     TOOLS,
@@ -101,7 +101,7 @@ class Capabilities:
 
 
 def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
-    """Raises ModelFileError for a template that cannot even render one user message."""
+    """Raises ModelFileError for a template that cannot even render one user message, or begin the answer to it."""
     rig = Rig(template, specials)
     call = _call_form(rig)
     loop = [USER, call.message("probevaluemark"), _RESULT]
@@ -111,7 +111,7 @@ def probe(template: ChatTemplate, specials: Mapping[str, str]) -> Capabilities:
     reasoning, hides = _reasoning(rig, call)
     supports: dict[str, Support] = {
         **_roles(rig, looped),
-        "tools": rig.shows_all([[USER], *looped], NAME, "probedescriptionmark", tools=TOOLS),
+        "tools": rig.shows_all([[USER], *looped], NAME, "probedescriptionmark", "probe_key", tools=TOOLS),
         "tool_calls": call.support,
         "tool_results": results,
         "first_answer": rig.shows([_SAID, _MORE], "probeanswermark", "probemoremark"),
@@ -322,11 +322,14 @@ def _tool_keys(rig: Rig) -> frozenset[str]:
 
 def _opening(rig: Rig) -> str:
     """What all generation prompts of the template begin with, whatever its thinking switches say."""
-    prompts: list[str] = []
+    prompts, refusal = list[str](), ""
     for switches in _SWITCHES:
         try:
             ended, begun = rig.render([USER], **switches), rig.render([USER], prompt=True, **switches)
-        except BadRequest:
+        except BadRequest as error:
+            refusal = error.message
             continue
         prompts.append(begun[len(common_start(ended, begun)) :])
+    if not prompts:
+        raise ModelFileError(f"The chat template refuses to begin the model's turn (add_generation_prompt): {refusal}")
     return common_start(*prompts)

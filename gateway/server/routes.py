@@ -113,7 +113,7 @@ def add_models(api: FastAPI, models: Mapping[str, Model], listing: Callable[[tup
 
     @api.get("/v1/models/{name:path}", summary="One model, by its name or an alias")
     async def one_model(name: str) -> Response:
-        if name not in models:
+        if name not in models or models[name].closed is not None:
             raise ModelNotFound(name)
         listed = decode(listing((models[name],)))["data"][0]
         return Response(encode(listed), media_type=JSON_TYPE.decode())

@@ -11,7 +11,7 @@ import yaml
 from support.gateway import tiny_model
 from support.llamacpp import smollm2_file
 from support.process import interlock
-from support.profiles import profile_of, written
+from support.profiles import checked, profile_of, written
 from support.scripted_engine import CLOSE, HEAD, ScriptedEngine, Seen, Step, event, llama_end, llama_token
 from support.vocabulary import fixed_clock
 
@@ -73,15 +73,23 @@ async def test_each_engine_of_the_settings_is_asked(tmp_path: Path) -> None:
     assert (kept.checked.engine, kept.checked.of) == ("a (llamacpp), b (llamacpp)", digest(kept))
 
 
-async def test_an_engine_that_is_not_there_fails_the_model(tmp_path: Path) -> None:
-    engine = {"id": "a", "url": "http://127.0.0.1:9", "kind": "llamacpp"}
-    model = {"name": "m", "source": str(tiny_model("full")), "format": "hermes", "engines": [engine]}
-    config = tmp_path / "settings.yaml"
-    config.write_text(yaml.safe_dump({"models": [model]}))
-    code, told, _ = await run("--config", str(config), "--live", "--json")
-    assert code == 1
-    failed = {case["test"] for case in told["models"][0]["cases"] if case["status"] == "failed"}
-    assert failed == {"template", "reasoning", "stop", "tool_call"}
+@pytest.mark.parametrize("listening", [False, True])
+async def test_of_an_engine_that_cannot_be_asked_nothing_is_known(tmp_path: Path, listening: bool) -> None:
+    """It says nothing of the model, whose profile stays as it was."""
+    profile = written(checked(profile_of(tiny_model("full"))), tmp_path)
+    async with ScriptedEngine().running() as engine:
+        engine.up = False
+        url = engine.url if listening else "http://127.0.0.1:9"
+        engines = [{"id": "a", "url": url, "kind": "llamacpp"}]
+        config = tmp_path / "settings.yaml"
+        source = str(tiny_model("full"))
+        config.write_text(yaml.safe_dump({"models": [{"name": "m", "source": source, "profile": profile, "engines": engines}]}))
+        before = read_profile(Path(profile))
+        code, told, err = await run("--config", str(config), "--live", "--json")
+    assert (code, told) == (1, None)
+    assert "a (llamacpp) of m cannot be asked" in err
+    assert "No result is kept" in err
+    assert read_profile(Path(profile)) == before
 
 
 async def test_a_directory_has_no_engine(tmp_path: Path) -> None:

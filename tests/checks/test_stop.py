@@ -86,6 +86,39 @@ def test_an_entry_that_is_not_one_token(token: StopToken, words: str) -> None:
     assert case.fix == "Write one token's id with its own text under `stop` in the profile."
 
 
+def test_a_token_of_ordinary_text() -> None:
+    subject = family_subject("qwen2_5")
+    (word,) = subject.prompter.tokenizer.encode(" the")
+    found = failed(stopping_at(subject, *subject.profile.stop, StopToken(word, " the")))
+    case = found.pop(f"one token:  the ({word})")
+    assert not found
+    assert case.diagnosis == f"The stop token ' the' (id {word}) is ordinary text: answers would end wherever it stands."
+    assert case.fix == "Take it out under `stop` in the profile."
+
+
+def test_an_end_token_that_the_files_declare_may_be_any() -> None:
+    files = family_files("qwen2_5")
+    (word,) = files.tokenizer.encode(" the")
+    assert not failed(subject_of("m", replace(files, stop_ids=files.stop_ids | {word})))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "prompt", "wrote"),
+    [
+        ("if add_generation_prompt", "if false", "checkquestionmark<|im_end|>\n", "<|im_start|>assistant\n"),
+        ("'<|im_start|>assistant", "'<|im_start|>user", "<|im_start|>user\n", "assistant\n"),
+    ],
+)
+def test_a_prompt_that_does_not_begin_the_model_s_turn(old: str, new: str, prompt: str, wrote: str) -> None:
+    source = own_template("chatml")
+    assert old in source
+    files = family_files("chatml", source.replace(old, new))
+    case = failed(subject_of("m", files, "plain"))["an answer"]
+    assert repr(prompt)[1:-1] in case.diagnosis
+    assert case.diagnosis.endswith(f"which is read as {f'{wrote}checkvaluemark'!r}.")
+    assert "add_generation_prompt" in case.fix
+
+
 def test_no_stop_token_at_all() -> None:
     found = failed(stopping_at(family_subject("qwen2_5")))
     assert found["stop tokens"].diagnosis == "The profile names no stop token."

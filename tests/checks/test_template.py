@@ -154,6 +154,18 @@ def test_what_the_template_drops_is_found_wherever_the_profile_says_yes(change: 
     assert words in cases[name].diagnosis
 
 
+def test_tools_whose_parameters_the_template_leaves_out() -> None:
+    source = "{% for t in tools or [] %}{{ t.function.name }}: {{ t.function.description }}\n{% endfor %}" + own_template(
+        "chatml"
+    )
+    files = with_template(source)
+    said = profiled(files, "plain")
+    assert said.templates[DEFAULT].tools == "drops"
+    claimed = replace(said, templates={DEFAULT: replace(said.templates[DEFAULT], tools="yes")})
+    cases = failed(checked(checked_model(files, claimed)))
+    assert "the template drops citymark" in cases["tools"].diagnosis
+
+
 def test_a_refusal_that_the_profile_does_not_declare_fails() -> None:
     source = FULL.replace(
         "{{- '<|im_start|>' + message.role",
@@ -275,7 +287,7 @@ def test_each_named_template_is_held_to_what_the_profile_says_of_it() -> None:
     assert not failed(checked(checked_model(files, said, form="hermes")))
     deaf = replace(files, templates={DEFAULT: without, TOOL_USE: without})
     cases = failed(checked(checked_model(deaf, said, form="hermes")))
-    assert "the template drops weather_toolmark (and 1 more), though the profile says tools: yes" in cases["tools"].diagnosis
+    assert "the template drops weather_toolmark (and 2 more), though the profile says tools: yes" in cases["tools"].diagnosis
 
 
 def test_a_control_token_that_a_client_s_text_makes_is_found() -> None:

@@ -11,7 +11,7 @@ from support.subjects import FAMILIES, family_files, family_subject, own_templat
 from gateway.checks.base import Case, Subject
 from gateway.checks.tool_call import ARGUMENTS, check_tool_call
 from gateway.formats.base import Format, ParseOptions, Parser
-from gateway.prompt.profile import FormatChoice
+from gateway.prompt.profile import FormatChoice, StopToken
 from gateway.request import Delta, FinishReason, ParseFailure, ToolCallArguments, ToolCallStart, Usage
 from gateway.wire import jsonio
 
@@ -251,3 +251,13 @@ def test_what_is_no_call_and_is_not_counted_is_told() -> None:
 def test_a_name_that_is_read_wrong_is_told() -> None:
     (case,) = read_with(renamed).values()
     assert case.diagnosis.startswith("Format hermes reads a call of 'other' where check_lookup is called; ")
+
+
+def test_a_stop_token_within_calls_is_not_the_format_s_fault() -> None:
+    subject = family_subject("qwen2_5")
+    token = subject.prompter.tokenizer.special_ids["<tool_call>"]
+    found = cases(with_profile(subject, stop=(*subject.profile.stop, StopToken(token, "<tool_call>"))))
+    case = found["single call"]
+    assert case.status == "failed"
+    assert case.diagnosis.endswith("where it is given the tokens, not their text.")
+    assert "under `stop` in the profile" in case.fix

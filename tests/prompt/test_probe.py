@@ -185,6 +185,13 @@ def test_a_template_that_cannot_show_a_user_message_is_refused(source: str) -> N
         probed(source)
 
 
+def test_a_template_that_refuses_a_generation_prompt_is_refused() -> None:
+    refusal = "{% if add_generation_prompt %}{{ raise_exception('not me') }}{% endif %}"
+    source = f"{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}{refusal}"
+    with pytest.raises(ModelFileError, match=r"refuses to begin the model's turn \(add_generation_prompt\): .*not me"):
+        probed(source)
+
+
 @needs_real
 @pytest.mark.parametrize("file", REAL_FILES, ids=lambda file: file.stem)
 def test_every_real_template_compiles_and_is_probed(file: Path) -> None:

@@ -11,7 +11,7 @@ from support.scripted_engine import completion
 
 from gateway.app import with_models
 from gateway.errors import SettingsError
-from gateway.prompt.profile import StopToken
+from gateway.prompt.profile import CheckName, StopToken
 
 FULL = tiny_model("full")
 
@@ -23,6 +23,7 @@ async def served(tmp_path: Path, profile: Any, **changed: Any) -> tuple[Any, Any
         answer = await gateway.chat()
         ready = await gateway.client.get("/ready")
         listed = [each["id"] for each in (await gateway.client.get("/v1/models")).json()["data"]]
+        assert (await gateway.client.get("/v1/models/m")).status_code == (200 if listed else 404)
         metrics = await gateway.metrics()
     return answer, {**ready.json(), "code": ready.status_code, "listed": listed}, metrics, len(engine.calls)
 
@@ -66,6 +67,13 @@ async def test_one_that_was_not_checked_is_served_with_a_warning(tmp_path: Path,
     assert "served unchecked" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("tests", [{}, {"template": True, "reasoning": True}])
+async def test_a_check_of_some_tests_is_none(tmp_path: Path, tests: dict[CheckName, bool]) -> None:
+    answer, _, metrics, _ = await served(tmp_path, checked(profile_of(FULL), tests), require_checks=True)
+    assert answer.status_code == 503
+    assert not any("interlock_model_check" in name for name in metrics)
+
+
 @pytest.mark.parametrize("since", [False, True])
 async def test_where_checks_are_required_one_without_is_not_served(tmp_path: Path, since: bool) -> None:
     """A check of the profile before it was changed is none."""
@@ -107,16 +115,16 @@ def test_a_profile_of_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_profile_without_a_format_is_refused_until_one_is_named(tmp_path: Path) -> None:
-    assert "it names no format (two formats read it)" in refused(tmp_path, profile_of(FULL, None))
+    assert "the profile names no format (two formats read it)" in refused(tmp_path, profile_of(FULL, None))
     with_models(settings_for("http://h:1", source=str(FULL), profile=written(profile_of(FULL, None), tmp_path), format="hermes"))
 
 
 def test_a_profile_that_says_otherwise_than_the_settings_is_refused(tmp_path: Path) -> None:
-    assert "it says format hermes, the settings qwen35" in refused(tmp_path, profile_of(FULL), format="qwen35")
+    assert "the profile says format hermes, the settings qwen35" in refused(tmp_path, profile_of(FULL), format="qwen35")
 
 
 def test_a_profile_with_a_format_that_is_none_is_refused(tmp_path: Path) -> None:
-    assert "its format 'banana' is none that this version knows" in refused(tmp_path, profile_of(FULL, "banana"))
+    assert "the profile's format 'banana' is none that this version knows" in refused(tmp_path, profile_of(FULL, "banana"))
 
 
 def test_a_file_that_is_no_profile_is_refused_with_its_fault(tmp_path: Path) -> None:

@@ -225,6 +225,23 @@ async def test_of_characters_whose_ids_were_lost_the_vocabularys_are_taken() -> 
     assert said["choices"][0]["message"]["reasoning_content"] == "aé"
 
 
+async def test_a_turn_that_ends_with_the_budget_is_not_gone_on_from_its_end() -> None:
+    """llama.cpp's stop token is known before the event that says that it ended the turn."""
+    steps = [llama_token("<think>", 1, THINK), llama_token("a", 2, *ids_of("a")), llama_token("", 3, END)]
+
+    def script(seen: Seen) -> list[Step]:
+        if CLOSER not in seen.body["prompt"]:
+            return [HEAD, *map(event, steps), HANG]
+        return [HEAD, event(llama_token("Done", 1)), event(llama_end(1)), b"0\r\n\r\n", CLOSE]
+
+    async with scripted(source=str(tiny_model("full")), format="hermes") as (engine, served):
+        engine.script = script
+        said = (await served.chat(max_tokens=99, reasoning_budget=2)).json()
+    first, second = (call.body["prompt"] for call in engine.calls)
+    assert second == [*first, THINK, *ids_of("a"), CLOSER]
+    assert said["choices"][0]["message"]["content"] == "Done"
+
+
 async def test_each_choice_has_a_budget_of_its_own() -> None:
     async with vllm() as (engine, served):
         engine.script = thinker("abcdef", "Done")
