@@ -26,7 +26,7 @@ test: .venv/.dev  ## every test, with the coverage that must hold
 
 test-vllm: .venv/.dev  ## the gateway before the real vLLM on this machine's CPU (docs/vllm.md): 4.5 GB, about ten minutes
 	scripts/vllm
-	$(BIN)/python -m pytest -m vllm tests/vllm
+	$(BIN)/python -m pytest -m vllm tests/vllm tests/contracts
 
 lint: .venv/.dev docs-check  ## style, types and architecture
 	$(BIN)/ruff check .

@@ -141,8 +141,8 @@ class EngineSettings(_Settings):
     """The engine's root, as `http://127.0.0.1:8000`, without `/v1`."""
 
     kind: str
-    """What the engine is: `llamacpp`, `vllm`, or `openai` (any server that speaks OpenAI Chat Completions; needs
-    `format: engine`)."""
+    """What the engine is: `llamacpp`, `vllm`, `sglang`, `trtllm`, or `openai` (any server that speaks OpenAI Chat Completions;
+    needs `format: engine`)."""
 
     model: str | None = Field(None, min_length=1)
     """The name that the engine knows the model by. Unset: its only model."""

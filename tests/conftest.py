@@ -2,8 +2,9 @@
 
 import pytest
 from support.llamacpp import local_engine
+from support.vllm import vllm
 
-__all__ = ["local_engine"]
+__all__ = ["local_engine", "vllm"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

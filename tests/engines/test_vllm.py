@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from engines.base import Chunk, EngineInfo, TokenLogprob, Work
-from engines.vllm import Vllm, VllmReader
+from engines.completions import CompletionsReader
+from engines.vllm import Vllm
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Sampling, ToolSpec, Usage
 from gateway.wire.sse import SseEvent
@@ -22,9 +23,9 @@ def work(*, logprobs: int | None = None, sampling: Sampling | None = None, **cha
     return Work(request=request, **{"ids": (1, 2), "max_tokens": 8, **changes})
 
 
-def reader_for(logprobs: int | None) -> VllmReader:
+def reader_for(logprobs: int | None) -> CompletionsReader:
     """Of a model that has one stop id, and special tokens that are none."""
-    return VllmReader(frozenset({STOP}), (STOP, END, STARS), alternatives=logprobs)
+    return CompletionsReader(frozenset({STOP}), (STOP, END, STARS), alternatives=logprobs)
 
 
 def body(wanted: Work) -> Any:

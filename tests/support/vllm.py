@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from support.llamacpp import free_port, wait_ready
 
 HOME = Path(__file__).parent.parent.parent / ".cache" / "vllm"
@@ -65,3 +66,10 @@ def running_vllm() -> Iterator[VllmUnderTest]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Iterator[VllmUnderTest]:
+    """The vLLM that the tests of a run share. Leave it as you found it; its prefix cache is as earlier tests have left it."""
+    with running_vllm() as engine:
+        yield engine

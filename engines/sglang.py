@@ -1,0 +1,231 @@
+"""SGLang's own `/generate`: token ids in, token ids out.
+
+Each event has all ids since the beginning, or, with `--incremental-streaming-output`, those since the last one. Both count the
+tokens so far, so that each event tells which it is. The ids are complete, the one that ended the turn among them, and the text
+is never read: what SGLang leaves out of it (`skip_special_tokens`, `no_stop_trim`) does not matter. `stop` strings are never
+sent, so that an answer that stopped ends with the id that stopped it.
+
+A stream has begun before SGLang looks at the request, so that most refusals come in it: as an error, or as an answer that was
+aborted.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engines.base import Call, Chunk, EngineInfo, TokenLogprob, Traits, Work
+from engines.completions import TokenId, model_info, without_end
+from engines.events import finish, mended, read, token_ids
+from engines.gbnf import GrammarCache
+from engines.refusal import ErrorObject, failure_in_stream, refusal
+from gateway.errors import BadRequest, ContextTooLong, EngineBroke, GatewayError
+from gateway.request import FinishReason, Sampling, Usage
+from gateway.wire.jsonio import Decoder, encode
+from gateway.wire.sse import SseEvent
+
+_SEEDS = 2**63  # the seeds of 64-bit numbers that are not negative
+_MAX_REPETITION = 2
+_FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
+_NO_LOGPROB = -9999.0  # what OpenAI says of a token that is not among the likeliest
+_TOO_LONG = re.compile(r"input \((\d+) tokens\) is longer than the model's context length \((\d+) tokens\)")
+
+
+class Sglang:
+    """The adapter. It keeps the grammars of the last tool sets, in GBNF: SGLang's xgrammar reads llama.cpp's language."""
+
+    kind = "sglang"
+    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}))
+    health_path = "/health"
+    info_paths = ("/v1/models",)
+
+    def __init__(self) -> None:
+        self._grammars = GrammarCache()
+
+    def call(self, work: Work) -> Call:
+        """Raises BadRequest for a constraint that no grammar can hold, and for settings that SGLang does not take. The name of
+        the model is not sent: a server has one, and `/generate` no field for it."""
+        request = work.request
+        sampling: dict[str, Any] = {
+            "max_new_tokens": work.max_tokens,  # null: to the end of the context; without it 128
+            "stop_token_ids": sorted(work.stop_ids),
+            **_sampling(request.sampling, work.choice, work.max_tokens),
+        }
+        if work.constraint is not None:
+            sampling["ebnf"] = self._grammars.grammar(work.constraint, request.tools)
+        body: dict[str, Any] = {"input_ids": work.ids, "stream": True, "sampling_params": sampling}
+        if request.logprobs is not None:
+            body |= {"return_logprob": True, "top_logprobs_num": request.logprobs}
+        return Call("/generate", encode(body))
+
+    def reader(self, work: Work) -> "SglangReader":
+        """A fresh reader."""
+        return SglangReader(work.stop_ids, work.special_ids, alternatives=work.request.logprobs)
+
+    def error(self, status: int, body: bytes) -> GatewayError:
+        """A text under `error` from `/generate` itself, and flat from what stands before it."""
+        return refusal(status, body)
+
+    def info(self, bodies: Sequence[bytes]) -> EngineInfo:
+        """From `/v1/models`, which lists LoRA adapters too. The version is left out: only `/server_info` has it, which asks every
+        scheduler, and this is asked with every probe."""
+        return model_info(bodies[0]) if bodies else EngineInfo()
+
+    def tokenize(self, text: str, _model: str | None) -> Call:
+        """Special tokens written in the text count; no BOS is added."""
+        return Call("/tokenize", encode({"prompt": text, "add_special_tokens": False}))
+
+    def token_ids(self, body: bytes) -> tuple[int, ...]:
+        """From `/tokenize`."""
+        return token_ids(body)
+
+
+ENGINE = Sglang
+
+
+def _sampling(sampling: Sampling, choice: int, max_tokens: int | None) -> dict[str, Any]:
+    """SGLang's names for what the client gave. Each choice has a seed of its own.
+
+    With `ignore_eos` nothing that ends a turn is generated at all, as in llama.cpp: SGLang's own switch would write such tokens
+    into the answer.
+    """
+    if sampling.repetition_penalty is not None and sampling.repetition_penalty > _MAX_REPETITION:
+        raise BadRequest("'repetition_penalty' is at most 2 for this model's engine.", param="repetition_penalty")
+    if sampling.ignore_eos and max_tokens is None:
+        raise BadRequest("'max_tokens' is needed with 'ignore_eos': the context length is not known.", param="max_tokens")
+    all_k = sampling.top_k is not None and sampling.top_k <= 0
+    fields = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": -1 if all_k else sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "sampling_seed": None if sampling.seed is None else (sampling.seed + choice) % _SEEDS,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
+        "min_new_tokens": max_tokens if sampling.ignore_eos else sampling.min_tokens,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class _Entry(msgspec.Struct, array_like=True, gc=False):
+    logprob: float | None
+    id: TokenId
+
+
+class _Finish(msgspec.Struct, gc=False):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Meta(msgspec.Struct, gc=False):
+    completion_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: _Finish | None = None
+    output_token_logprobs: list[_Entry] | None = None
+    output_top_logprobs: list[list[_Entry] | None] | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    output_ids: list[TokenId] | None = None
+    meta_info: _Meta | None = None
+    error: ErrorObject | str | None = None
+
+
+_EVENT = Decoder(_Event)
+
+
+class SglangReader:
+    """Reads one stream. Its last tokens are held until the end mark, so that the connection can be used again. The first event
+    tells what was cached, for an answer that the gateway ends early."""
+
+    def __init__(self, stop_ids: frozenset[int], special_ids: Collection[int], *, alternatives: int | None) -> None:
+        """`alternatives` as the request's `logprobs`."""
+        self._stop_ids = stop_ids
+        self._special_ids = special_ids
+        self._alternatives = alternatives
+        self._seen = 0
+        self._newest: int | None = None
+        self._last: Chunk | None = None
+        self.done = False
+
+    def chunk(self, event: SseEvent) -> Chunk | None:
+        """One event; None for the last tokens, which are held, and after the end."""
+        if self.done:
+            return None
+        data = mended(event.data)
+        if data == b"[DONE]":
+            if self._last is None:
+                raise EngineBroke("The engine ended without saying why.")
+            self.done = True
+            return self._last
+        said = read(_EVENT, data)
+        if said.error is not None:
+            raise _failure(said.error)
+        if self._last is not None:
+            raise EngineBroke("The engine went on after the end of its answer.")
+        if said.output_ids is None or said.meta_info is None:
+            raise EngineBroke("The engine sent an event without token ids: it is no SGLang whose `/generate` streams them.")
+        return self._tokens(said.output_ids, said.meta_info)
+
+    def _tokens(self, ids: Sequence[int], meta: _Meta) -> Chunk | None:
+        if (end := meta.finish_reason) is not None:
+            _check_end(end)
+        first = self._seen == 0
+        skip = self._known(ids, meta.completion_tokens)
+        new = tuple(ids[skip:])
+        logprobs = () if self._alternatives is None else _logprobs(new, meta, skip, self._alternatives)
+        usage = Usage(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
+        self._seen = meta.completion_tokens
+        self._newest = ids[-1] if ids else self._newest
+        chunk = Chunk(tokens=len(new), ids=new, usage=usage if first or end is not None else None, logprobs=logprobs)
+        if end is None:
+            return chunk
+        self._last = without_end(chunk, finish(_FINISH, end.type), self._stop_ids, self._special_ids)
+        return None
+
+    def _known(self, ids: Sequence[int], count: int) -> int:
+        """How many of the ids of an event came before, when there are `count` in all: all that were seen, or none."""
+        seen = self._seen
+        if seen + len(ids) == count:
+            return 0
+        if len(ids) != count or count < seen:
+            raise EngineBroke("The engine's count of tokens is not that of the ids that it sent.")
+        if ids[seen - 1] != self._newest:
+            raise EngineBroke("The engine changed tokens that it had sent.")
+        return seen
+
+
+def _check_end(end: _Finish) -> None:
+    """Raises for an answer that SGLang gave up. It ends with a text only where a number that is none was generated: we send no
+    stop strings."""
+    if end.type == "abort":
+        raise _failure(ErrorObject(message=end.message, code=end.status_code))
+    if isinstance(end.matched, str):
+        raise EngineBroke("The engine generated a token that is none, and ended the answer.")
+
+
+def _failure(error: ErrorObject | str) -> GatewayError:
+    """The failure for an error in the stream; a prompt that is too long has a sentence of its own."""
+    message = error if isinstance(error, str) else error.message or ""
+    if sizes := _TOO_LONG.search(message):
+        return ContextTooLong(int(sizes[1]), int(sizes[2]))
+    return failure_in_stream(error)
+
+
+def _logprobs(ids: Sequence[int], meta: _Meta, skip: int, alternatives: int) -> tuple[TokenLogprob, ...]:
+    """One entry for each of the new ids: lists are as the ids are, all of them or the new ones."""
+    told = (meta.output_token_logprobs or [])[skip:]
+    likeliest = (meta.output_top_logprobs or [])[skip:] if alternatives else [None] * len(ids)
+    if [entry.id for entry in told] != list(ids) or len(likeliest) != len(ids):
+        raise EngineBroke("The engine sent tokens without their log probabilities.")
+    entries = []
+    for entry, others in zip(told, likeliest, strict=True):
+        known = [(other.id, other.logprob) for other in others or () if other.logprob is not None][:alternatives]
+        entries.append(TokenLogprob(entry.id, _NO_LOGPROB if entry.logprob is None else entry.logprob, tuple(known)))
+    return tuple(entries)

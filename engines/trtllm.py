@@ -1,0 +1,114 @@
+"""TensorRT-LLM's `/v1/completions`, as `trtllm-serve` has it: token ids in, token ids out.
+
+With `detokenize: false` its stream has ids and no text, and nothing that detokenises costs it anything. A field that it does not
+know is an error, so that the body has none but those that every version has. `stop` strings are never sent. Stop ids are sent as
+stop words, and `include_stop_str_in_output` keeps them in the ids: without it they are cut off, and not counted.
+
+Log probabilities are refused: it names the likeliest tokens by their texts, which are not one to one. So is `min_tokens`: it
+forbids only the one end of turn that it knows itself, not the stop ids that it is given.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engines.base import Call, EngineInfo, Traits, Work
+from engines.completions import CompletionsReader, model_info
+from engines.events import token_ids
+from engines.gbnf import GrammarCache
+from engines.refusal import refusal
+from gateway.errors import BadRequest, GatewayError
+from gateway.request import GenerateRequest, Sampling
+from gateway.wire.jsonio import encode
+
+_SEEDS = 2**63  # the seeds of 64-bit numbers that are not negative
+_NEVER = -100.0  # the least bias that it takes
+
+
+class TrtLlm:
+    """The adapter. It keeps the grammars of the last tool sets, in GBNF: TensorRT-LLM's xgrammar reads llama.cpp's language."""
+
+    kind = "trtllm"
+    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}))
+    health_path = "/health"
+    info_paths = ("/version", "/v1/models")
+
+    def __init__(self) -> None:
+        self._grammars = GrammarCache()
+
+    def call(self, work: Work) -> Call:
+        """Raises BadRequest for a constraint that no grammar can hold, for what TensorRT-LLM lacks, and where nothing says how
+        long the answer may be: versions differ in what they do then."""
+        request = work.request
+        _check(request, work.max_tokens)
+        body: dict[str, Any] = {
+            "model": work.model if work.model is not None else request.model,  # required, though a server has one
+            "prompt": work.ids,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": False},
+            "detokenize": False,
+            "max_tokens": work.max_tokens,
+            **_sampling(request.sampling, work.choice),
+            **_ends(request.sampling, work.stop_ids),
+        }
+        if work.constraint is not None:
+            body["response_format"] = {"type": "ebnf", "ebnf": self._grammars.grammar(work.constraint, request.tools)}
+        return Call("/v1/completions", encode(body))
+
+    def reader(self, work: Work) -> CompletionsReader:
+        """A fresh reader."""
+        return CompletionsReader(work.stop_ids, work.special_ids, alternatives=None)
+
+    def error(self, status: int, body: bytes) -> GatewayError:
+        """Flat, or a text under `error` for a body that it does not take."""
+        return refusal(status, body)
+
+    def info(self, bodies: Sequence[bytes]) -> EngineInfo:
+        """From `/version` and `/v1/models`. It does not say how long a context is."""
+        version, models = bodies if len(bodies) == len(self.info_paths) else (b"", b"")
+        return model_info(models, version)
+
+    def tokenize(self, _text: str, _model: str | None) -> None:
+        """It has no route that could tell: some versions have one, which adds special tokens."""
+
+    def token_ids(self, body: bytes) -> tuple[int, ...]:
+        """Of no use here."""
+        return token_ids(body)
+
+
+ENGINE = TrtLlm
+
+
+def _check(request: GenerateRequest, max_tokens: int | None) -> None:
+    if max_tokens is None:
+        raise BadRequest("'max_tokens' is needed: the model's context length is not known.", param="max_tokens")
+    if request.logprobs is not None:
+        raise BadRequest("'logprobs' is not supported by this model's engine.", param="logprobs")
+    if request.sampling.min_tokens:
+        raise BadRequest("'min_tokens' is not supported by this model's engine.", param="min_tokens")
+
+
+def _sampling(sampling: Sampling, choice: int) -> dict[str, Any]:
+    """TensorRT-LLM's names for what the client gave. Each choice has a seed of its own."""
+    fields = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": None if sampling.top_k is None else max(sampling.top_k, 0),
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": None if sampling.seed is None else (sampling.seed + choice) % _SEEDS,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _ends(sampling: Sampling, stop_ids: frozenset[int]) -> dict[str, Any]:
+    """What ends the answer. With `ignore_eos` nothing that ends a turn shall be generated, as in llama.cpp: TensorRT-LLM's own
+    switch alone would write such tokens into the answer, so that they are biased away. It may disable stop words too."""
+    bias = dict(sampling.logit_bias)
+    if sampling.ignore_eos:
+        bias |= dict.fromkeys(sorted(stop_ids), _NEVER)
+    biased = {"logit_bias": {str(token): value for token, value in bias.items()}} if bias else {}
+    if sampling.ignore_eos:
+        return {"ignore_eos": True, **biased}
+    return {"stop_token_ids": sorted(stop_ids), "include_stop_str_in_output": True, **biased}
