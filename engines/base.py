@@ -95,7 +95,11 @@ class Reader(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the protocol's own end was seen. A connection that closes before it broke."""
+        """Whether the protocol's own end was seen."""
+
+    def ended(self) -> Chunk | None:
+        """The connection has closed before that: what was held of an answer that is complete all the same, as it said why it
+        ended; None where it is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,11 +81,19 @@ class CompletionsReader:
     connection can be used again.
     """
 
-    def __init__(self, stop_ids: frozenset[int], special_ids: Collection[int], *, alternatives: int | None) -> None:
-        """`alternatives` as the request's `logprobs`."""
+    def __init__(
+        self,
+        stop_ids: frozenset[int],
+        special_ids: Collection[int],
+        *,
+        alternatives: int | None,
+        max_tokens: int | None = None,
+    ) -> None:
+        """`alternatives` as the request's `logprobs`. An answer of `max_tokens` tokens needs no reason: the limit was one."""
         self._stop_ids = stop_ids
         self._special_ids = special_ids
         self._alternatives = alternatives
+        self._left = max_tokens
         self._last: Chunk | None = None
         self.done = False
 
@@ -95,20 +103,22 @@ class CompletionsReader:
             return None
         data = mended(event.data)
         if data == b"[DONE]":
-            if self._last is None:
+            if (last := self.ended()) is None:
                 raise EngineBroke("The engine ended without saying why.")
             self.done = True
-            return self._last
+            return last
         said = read(_EVENT, data)
         if said.error is not None:
             raise failure_in_stream(said.error)
         if said.choices:
             return self._answer(said.choices)
-        if said.usage is None:
-            raise EngineBroke("The engine sent an event that says nothing.")
-        if self._last is not None:
+        if said.usage is not None and self._last is not None:
             self._last = msgspec.structs.replace(self._last, usage=_usage(said.usage))
         return None
+
+    def ended(self) -> Chunk | None:
+        """The last tokens, where the reason was seen or must be the limit."""
+        return Chunk(finish="length") if self._last is None and self._left == 0 else self._last
 
     def _answer(self, choices: Sequence[_Choice]) -> Chunk | None:
         """The tokens of an event; None for the last, which are held."""
@@ -120,6 +130,7 @@ class CompletionsReader:
         ids = tuple(choice.token_ids)
         logprobs = () if self._alternatives is None else _logprobs(ids, choice.logprobs, self._alternatives)
         chunk = Chunk(tokens=len(ids), ids=ids, logprobs=logprobs)
+        self._left = None if self._left is None else self._left - len(ids)
         if choice.finish_reason is None:
             return chunk
         self._last = without_end(chunk, finish(_FINISH, choice.finish_reason), self._stop_ids, self._special_ids)

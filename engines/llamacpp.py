@@ -68,7 +68,7 @@ class LlamaCpp:
     def reader(self, work: Work) -> "LlamaCppReader":
         """A fresh reader."""
         stops = {token: work.stop_texts.get(token, "") for token in work.stop_ids}
-        return LlamaCppReader(stops, top_logprobs=work.request.logprobs or 0)
+        return LlamaCppReader(stops, top_logprobs=work.request.logprobs or 0, max_tokens=work.max_tokens)
 
     def error(self, status: int, body: bytes) -> GatewayError:
         """503 while the model loads; `exceed_context_size_error` with both sizes."""
@@ -174,10 +174,11 @@ class LlamaCppReader:
     is in the stream where the call made it visible, or all special tokens are (`--special`).
     """
 
-    def __init__(self, stops: Mapping[int, str], *, top_logprobs: int = 0) -> None:
-        """`stops` has the text of each stop id."""
+    def __init__(self, stops: Mapping[int, str], *, top_logprobs: int = 0, max_tokens: int | None = None) -> None:
+        """`stops` has the text of each stop id. An answer of `max_tokens` tokens needs no reason: the limit was one."""
         self._stops = stops
         self._top_logprobs = top_logprobs
+        self._max_tokens = max_tokens
         self._predicted = 0
         self._cached = 0
         self._stop_id: int | None = None
@@ -198,6 +199,10 @@ class LlamaCppReader:
         if self._stop_id is not None:
             return Chunk(stop_id=self._stop_id, usage=Usage(step.tokens_evaluated, self._predicted, self._cached))
         return self._token(step)
+
+    def ended(self) -> Chunk | None:
+        """Its last event is the end, but where the limit must be."""
+        return Chunk(finish="length") if self._max_tokens is not None and self._predicted >= self._max_tokens else None
 
     def _token(self, step: _Step) -> Chunk:
         rise = step.tokens_predicted - self._predicted

@@ -208,6 +208,9 @@ class OpenAiReader:
         self._counted: dict[int, int] = {}
         self.done = False
 
+    def ended(self) -> None:
+        """Only its end mark says that all choices and the usage were told."""
+
     def chunk(self, event: SseEvent) -> Chunk | None:
         """One event; None for the end mark and whatever follows it."""
         data = mended(event.data)

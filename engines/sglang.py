@@ -154,6 +154,10 @@ class SglangReader:
         self._last: Chunk | None = None
         self.done = False
 
+    def ended(self) -> Chunk | None:
+        """The last tokens, where their reason was seen."""
+        return self._last
+
     def chunk(self, event: SseEvent) -> Chunk | None:
         """One event; None for the last tokens, which are held, and after the end."""
         if self.done:

@@ -56,7 +56,7 @@ class TrtLlm:
 
     def reader(self, work: Work) -> CompletionsReader:
         """A fresh reader."""
-        return CompletionsReader(work.stop_ids, work.special_ids, alternatives=None)
+        return CompletionsReader(work.stop_ids, work.special_ids, alternatives=None, max_tokens=work.max_tokens)
 
     def error(self, status: int, body: bytes) -> GatewayError:
         """Flat, or a text under `error` for a body that it does not take."""

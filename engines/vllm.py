@@ -59,7 +59,7 @@ class Vllm:
 
     def reader(self, work: Work) -> CompletionsReader:
         """A fresh reader."""
-        return CompletionsReader(work.stop_ids, work.special_ids, alternatives=work.request.logprobs)
+        return CompletionsReader(work.stop_ids, work.special_ids, alternatives=work.request.logprobs, max_tokens=work.max_tokens)
 
     def error(self, status: int, body: bytes) -> GatewayError:
         """Nested under `error`. A stream has begun before vLLM looks at most fields, so that most refusals come in it."""

@@ -6,16 +6,16 @@ client left; by the request's `Finished` when it served. The engine's connection
 
 import asyncio
 
-from engines.base import Chunk, Reader, Work
+from engines.base import Reader, Work
 from gateway.course import Course, course_of
-from gateway.errors import EngineBroke, EngineGone, EngineUnreachable, GatewayError
+from gateway.errors import EngineBroke, EngineGone, EngineRefused, EngineUnreachable, GatewayError
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
 from gateway.job import Job
 from gateway.reading import work_for
 from gateway.timer import StageTimer
 from gateway.upstream import Exchange
-from gateway.wire.sse import SseError, SseReader
+from gateway.wire.sse import SseError, SseEvent, SseReader
 
 MAX_WHOLE_BYTES = 1 << 28  # of an engine's stream whose answer is kept until it is whole
 SCHEMA_MISS = "schema_mismatch"
@@ -96,6 +96,10 @@ class Attempt:
             reader = engine.reader(work)
             served = await self._read(exchange, reader, course, timer)
             whole = reader.done
+        except GatewayError as error:
+            if self._member.api_key:  # some engines say which key they refuse, in a stream too
+                error.message = error.message.replace(self._member.api_key, "[redacted]")
+            raise
         finally:
             if whole:
                 exchange.release()
@@ -114,8 +118,8 @@ class Attempt:
     async def _check_head(self, exchange: Exchange) -> None:
         if exchange.status != 200:
             error = self._member.engine.error(exchange.status, await exchange.read_error())
-            if self._member.api_key:  # some engines say which key they refuse
-                error.message = error.message.replace(self._member.api_key, "[redacted]")
+            if isinstance(error, EngineRefused):
+                error.wait_s = exchange.retry_after_s
             raise error
         if not exchange.content_type.startswith("text/event-stream"):
             raise EngineBroke("The engine answered, but not with an event stream.")
@@ -127,10 +131,13 @@ class Attempt:
         while not (reader.done or course.ended or course.must_go_on):
             data = await exchange.read()
             if not data:
-                raise EngineGone("The engine's answer ended in the middle.")
+                if (last := reader.ended()) is None:
+                    raise EngineGone("The engine's answer ended in the middle.")
+                course.take([last])
+                break
             if left is not None and (left := left - len(data)) < 0:
                 raise EngineBroke(f"The engine's answer is larger than {MAX_WHOLE_BYTES} bytes.")
-            chunks = _chunks(data, sse, reader)
+            chunks = [chunk for event in _events(data, sse) if (chunk := reader.chunk(event)) is not None]
             if not chunks:
                 continue
             self._time(sum(chunk.tokens for chunk in chunks), timer)
@@ -173,10 +180,9 @@ class Attempt:
             self._last_token_s += stalled_s
 
 
-def _chunks(data: bytes, sse: SseReader, reader: Reader) -> list[Chunk]:
-    """The chunks that these bytes complete."""
+def _events(data: bytes, sse: SseReader) -> list[SseEvent]:
+    """The events that these bytes complete."""
     try:
-        events = sse.feed(data)
+        return sse.feed(data)
     except SseError as error:
         raise EngineBroke(f"The engine's answer is not a valid event stream: {error}.") from None
-    return [chunk for event in events if (chunk := reader.chunk(event)) is not None]

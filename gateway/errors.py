@@ -179,14 +179,19 @@ class EngineUnreachable(EngineError):
 
 
 class EngineRefused(EngineError):
-    """The engine answered with an error status before it generated anything."""
+    """The engine answered with an error status before it generated anything. `wait_s`: what it says of when to ask again."""
 
     code = "engine_refused"
     reason = "refused"
+    wait_s: float | None = None
 
     def __init__(self, message: str, *, status: int, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param=param, code=code)
         self.status = status
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self.wait_s
 
 
 class EngineBroke(EngineError):

@@ -12,6 +12,8 @@ import asyncio
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import SimpleNamespace, TracebackType
 from typing import Self
 
@@ -26,6 +28,7 @@ _KEEPALIVE_S = 4  # the engines' servers drop an idle connection after 5 s: leav
 _LARGE_BODY_BYTES = 512 * 1024  # from here on the body is sent in pieces, so that one send does not hold the loop
 _ERROR_BODY_BYTES = 64 * 1024
 _RELEASE_S = 0.25
+_MAX_WAIT_S = 86_400
 
 
 class Exchange:
@@ -36,6 +39,11 @@ class Exchange:
         self._ending = ending
         self.status = response.status
         self.content_type = response.headers.get("content-type", "")
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """What the engine's Retry-After says, in seconds; None where it says nothing that can be read."""
+        return retry_after_s(self._response.headers.get("retry-after", ""), datetime.now(UTC))
 
     async def read(self) -> bytes:
         """The next bytes, or b"" at the end. Raises EngineGone where the connection broke."""
@@ -155,6 +163,17 @@ async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _pa
     way = context.trace_request_ctx
     if way is not None:
         way.kept = True
+
+
+def retry_after_s(value: str, now: datetime) -> float | None:
+    """The seconds of a Retry-After header, which has a number of them or a date (RFC 9110, 10.2.3); at most a day."""
+    if value.isascii() and value.isdigit():
+        return float(min(int(value[:6]), _MAX_WAIT_S))
+    try:
+        wait_s = (parsedate_to_datetime(value) - now).total_seconds()
+    except (TypeError, ValueError):
+        return None
+    return min(max(wait_s, 0.0), _MAX_WAIT_S)
 
 
 async def _up_to(limit: int, content: aiohttp.StreamReader) -> bytes:
