@@ -12,7 +12,7 @@ SPREAD := tests/formats tests/prompt/test_conformance_ids.py tests/prompt/test_c
 	tests/prompt/test_conformance_templates.py
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
-.PHONY: run test test-vllm lint bench conformance splits fuzz services docs docs-check lock clean
+.PHONY: run test test-vllm test-faults lint bench conformance splits fuzz services docs docs-check lock clean
 
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
@@ -27,6 +27,9 @@ test: .venv/.dev  ## every test, with the coverage that must hold
 test-vllm: .venv/.dev  ## the gateway before the real vLLM on this machine's CPU (docs/vllm.md): 4.5 GB, about ten minutes
 	scripts/vllm
 	$(BIN)/python -m pytest -m vllm tests/vllm tests/contracts
+
+test-faults: .venv/.dev  ## every fault of one engine, its line and its client, on real sockets: about four minutes
+	$(BIN)/python -m pytest -m faults tests/faults
 
 lint: .venv/.dev docs-check  ## style, types and architecture
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from yarl import URL
 
 from engines.base import Call
 from gateway.errors import EngineBroke, EngineError, EngineTimeout, EngineUnreachable
-from gateway.upstream import Exchange, Upstream
+from gateway.upstream import Exchange, Upstream, retry_after_s
 
 CALL = Call("/completion", b'{"prompt": [1]}', {"x-extra": "1"})
 WHOLE: list[Step] = [HEAD, chunked(b"data: 1\n\n"), b"0\r\n\r\n", CLOSE]
@@ -244,3 +245,25 @@ async def test_nothing_is_read_ahead_of_a_slow_reader() -> None:
         assert running.sent == first, "it is still being read"
         exchange.close()
     assert first < 12 * 2**20  # the sockets' buffers, and little more
+
+
+NOW = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "wait_s"),
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        ("99999999999", 86_400),
+        ("Sat, 14 Mar 2026 15:09:33 GMT", 7.0),
+        ("Sat, 14 Mar 2026 15:09:00 GMT", 0.0),
+        ("Sat, 14 Mar 2026 15:09:33", None),
+        ("", None),
+        ("-3", None),
+        ("٣", None),
+        ("soon", None),
+    ],
+)
+def test_retry_after(value: str, wait_s: float | None) -> None:
+    assert retry_after_s(value, NOW) == wait_s

@@ -571,3 +571,10 @@ def test_real_engine_takes_large_and_odd_grammars(local_engine: EngineUnderTest,
     except GatewayError as error:
         pytest.fail(error.message)
     assert chunks[-1].finish is not None
+
+
+@pytest.mark.parametrize(("predicted", "ended"), [(1, None), (2, Chunk(finish="length"))])
+def test_an_answer_as_long_as_it_may_be_needs_no_end(predicted: int, ended: Chunk | None) -> None:
+    reader = LlamaCppReader({}, max_tokens=2)
+    reader.chunk(SseEvent(b'{"content":"a","tokens":[50],"tokens_predicted":%d}' % predicted))
+    assert reader.ended() == ended

@@ -281,7 +281,6 @@ def test_a_server_that_streams_no_ids_is_told_of() -> None:
         [token(5), b"[DONE]"],
         [token(5, finish="stop"), token(6)],
         [{"choices": token(5)["choices"] + token(6)["choices"]}],  # type: ignore[operator]  # both are lists
-        [{"choices": []}],
         [{"choices": [{"index": 1, "text": "", "finish_reason": None, "token_ids": [5]}]}],
         [token(-1)],
         [token(5, 2**31)],
@@ -348,3 +347,24 @@ def test_a_text_to_ids() -> None:
     )
     with pytest.raises(EngineBroke):
         adapter.token_ids(b'{"count":4}')
+
+
+def test_an_event_that_holds_nothing_is_skipped() -> None:
+    *_, last = fed({"choices": []}, token(5, finish="length"), b"[DONE]")
+    assert last == Chunk(tokens=1, ids=(5,), finish="length")
+
+
+def test_an_answer_that_said_why_it_ended_needs_no_end_mark() -> None:
+    reader = Vllm().reader(work(ids=(1,), max_tokens=9))
+    assert reader.ended() is None
+    assert reader.chunk(SseEvent(json.dumps(token(5, finish="length")).encode())) is None
+    assert reader.ended() == Chunk(tokens=1, ids=(5,), finish="length")
+
+
+def test_an_answer_as_long_as_it_may_be_needs_no_reason() -> None:
+    reader = Vllm().reader(work(ids=(1,), max_tokens=2))
+    assert reader.chunk(SseEvent(json.dumps(token(5)).encode())) == Chunk(tokens=1, ids=(5,))
+    assert reader.ended() is None
+    assert reader.chunk(SseEvent(json.dumps(token(6)).encode())) == Chunk(tokens=1, ids=(6,))
+    assert reader.chunk(SseEvent(b"[DONE]")) == Chunk(finish="length")
+    assert reader.done

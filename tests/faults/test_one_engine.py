@@ -22,6 +22,8 @@ from faults.proxy import Line
 from faults.speech import PLACE, Kind
 from faults.streaming import Seen
 
+pytestmark = pytest.mark.faults
+
 SLACK = 5
 KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
 

@@ -22,6 +22,8 @@ from support.vocabulary import small_tokenizer
 from gateway.events import AttemptStarted
 from gateway.wire.sse import SseReader
 
+pytestmark = pytest.mark.faults
+
 KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
 PATHS: Mapping[Kind, str] = {"llamacpp": "/completion", "vllm": "/v1/completions"}
 QUIET_S = 0.4

@@ -548,3 +548,20 @@ async def test_half_a_character_from_an_engine_is_mended() -> None:
         engine.script = lambda seen: [HEAD, half, event(llama_end(1)), b"0\r\n\r\n", CLOSE]
         whole = (await served.chat()).json()
     assert whole["choices"][0]["message"]["content"] == "a\ufffd"
+
+
+async def test_an_engines_wait_reaches_the_client() -> None:
+    async with scripted() as (engine, served):
+        engine.script = lambda seen: [b"HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 2\r\n\r\n{}", CLOSE]
+        response = await served.chat()
+    assert (response.status_code, response.headers["retry-after"]) == (503, "7")
+
+
+async def test_an_engines_key_is_not_passed_on_from_an_error_within_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "sk-secret")
+    error = {"error": {"message": "the key sk-secret is not known", "code": 404}}
+    async with scripted(engine={"api_key_env": "ENGINE_KEY"}) as (engine, served):
+        engine.script = lambda seen: [HEAD, event(error), CLOSE]
+        said = (await served.chat()).json()["error"]["message"]
+    assert "[redacted] is not known" in said
+    assert "sk-secret" not in said
