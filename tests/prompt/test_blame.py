@@ -13,7 +13,7 @@ from gateway.request import GenerateRequest, Message, ToolSpec
 SOURCE = (
     "{{ 'level ' + level if level is defined }}"
     "{% for t in tools or [] %}{{ t.function.name + t.function.description }}"
-    "{{ 'kind ' + t.function.parameters.kind | default('') }}{% endfor %}"
+    "{{ t.function.parameters.properties | tojson }}{{ 'kind ' + t.function.parameters.kind | default('') }}{% endfor %}"
     "{% for m in messages %}{{ raise_exception('odd') if m.content == 'odd' }}{{ m.content }}{% endfor %}"
 )
 KINDLESS = ToolSpec("f", "d", {"type": "object", "properties": {}, "kind": 5})
