@@ -80,6 +80,11 @@ async def test_a_refusal_in_the_stream_is_a_plain_error() -> None:
     assert "out of vocabulary" in said["error"]["message"]
 
 
-async def test_a_stream_that_closes_before_its_end_mark_is_broken() -> None:
-    status, _ = await asked([HEAD, token(*ids_of("a")), token(END, finish="stop"), b"0\r\n\r\n", CLOSE])
+async def test_a_stream_that_closes_before_it_says_why_is_broken() -> None:
+    status, _ = await asked([HEAD, token(*ids_of("a")), b"0\r\n\r\n", CLOSE])
     assert status == 502
+
+
+async def test_one_that_said_why_it_ended_needs_no_end_mark() -> None:
+    status, said = await asked([HEAD, token(*ids_of("a")), token(END, finish="stop"), b"0\r\n\r\n", CLOSE])
+    assert (status, said["choices"][0]["message"]["content"]) == (200, "a")
