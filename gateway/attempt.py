@@ -97,9 +97,7 @@ class Attempt:
             served = await self._read(exchange, reader, course, timer)
             whole = reader.done
         except GatewayError as error:
-            if self._member.api_key:  # some engines say which key they refuse, in a stream too
-                error.message = error.message.replace(self._member.api_key, "[redacted]")
-            raise
+            raise error.without(self._member.api_key) from None
         finally:
             if whole:
                 exchange.release()

@@ -56,6 +56,12 @@ class GatewayError(Exception):
         """Seconds after which the client may try again, where that is known."""
         return None
 
+    def without(self, secret: str | None) -> "GatewayError":
+        """The same, whose words do not tell this: some engines say which key they refuse, in a stream too."""
+        if secret:
+            self.message = self.message.replace(secret, "[redacted]")
+        return self
+
 
 class ClientError(GatewayError):
     """The request cannot be served as it stands."""

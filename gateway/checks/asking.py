@@ -11,7 +11,7 @@ from yarl import URL
 from engines.base import Engine
 from gateway.answer import AnswerRules
 from gateway.checks.base import Subject
-from gateway.errors import EngineBroke
+from gateway.errors import EngineBroke, GatewayError
 from gateway.model import Rendered, fitted
 from gateway.reading import reader_for, work_for
 from gateway.request import (
@@ -25,7 +25,7 @@ from gateway.request import (
     ToolCallEnd,
 )
 from gateway.upstream import Exchange, Upstream
-from gateway.wire.sse import SseReader
+from gateway.wire.sse import SseError, SseReader
 
 ASK_S = 300.0  # one answer
 _CONNECT_S = 5.0
@@ -84,7 +84,7 @@ class Asker:
             self.target.url(call.path), call, api_key=self.target.api_key, limit_s=ASK_S, max_bytes=1 << 24
         )
         if status != 200:
-            raise self.target.engine.error(status, body)
+            raise self.target.engine.error(status, body).without(self.target.api_key)
         return self.target.engine.token_ids(body)
 
     async def ask(self, request: GenerateRequest, stop_ids: frozenset[int] | None = None) -> Told:
@@ -120,6 +120,10 @@ class Asker:
                     for event in events.feed(data):
                         if (chunk := reader.chunk(event)) is not None:
                             deltas += answer.read(chunk)
+            except SseError as error:
+                raise EngineBroke(f"The engine's answer is not a valid event stream: {error}.") from None
+            except GatewayError as error:
+                raise error.without(self.target.api_key) from None
             finally:
                 exchange.close()
         return _told(deltas, answer.tally.failures, answer.tally.tokens, time.monotonic() - began)

@@ -7,7 +7,7 @@ import pytest
 from support.gateway import tiny_model
 from support.llamacpp import EngineUnderTest
 from support.profiles import profile_of
-from support.scripted_engine import CLOSE, HEAD, ScriptedEngine, Seen, Step, event, llama_end, llama_token
+from support.scripted_engine import CLOSE, HEAD, ScriptedEngine, Seen, Step, chunked, event, llama_end, llama_token
 from yarl import URL
 
 from engines.registry import make
@@ -112,6 +112,23 @@ async def test_an_engine_that_fails_fails_every_case() -> None:
     failed: list[Case] = [case for case in live.cases if case.status == "failed"]
     assert {case.test for case in failed} == {"reasoning", "stop", "tool_call"}
     assert all(case.diagnosis and case.fix for case in failed)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [b"HTTP/1.1 404 No\r\ncontent-length: 42\r\n\r\n" + b'{"error":{"message":"no sk-secret, here1"}}'[:42], CLOSE],
+        [HEAD, event({"error": {"message": "the key sk-secret is not known", "code": 404}}), CLOSE],
+        [HEAD, chunked(b"data: " + b"x" * (64 << 20)), CLOSE],
+    ],
+)
+async def test_what_an_engine_says_fails_the_case_and_names_no_key(said: list[Step]) -> None:
+    async with ScriptedEngine().running() as engine:
+        engine.script = lambda seen: said
+        target = Target("e", make("llamacpp"), URL(engine.url), api_key="sk-secret")
+        live = await check_live(subject(tiny_model("full"), "hermes"), target)
+    assert {case.test for case in live.cases if case.status == "failed"} == {"reasoning", "stop", "tool_call"}
+    assert not any("sk-secret" in case.diagnosis for case in live.cases)
 
 
 @pytest.mark.engine
