@@ -150,7 +150,7 @@ def test_what_the_template_drops_is_found_wherever_the_profile_says_yes(change: 
     said = profiled(files, "plain")
     can = said.templates[DEFAULT]
     assert not failed(checked(checked_model(files, said)))
-    cases = failed(checked(checked_model(files, replace(said, templates={DEFAULT: replace(can, **change)}))))  # type: ignore[arg-type]
+    cases = failed(checked(checked_model(files, replace(said, templates={DEFAULT: replace(can, **change)}))))  # type: ignore[arg-type]  # a field by its name
     assert words in cases[name].diagnosis
 
 
