@@ -24,13 +24,17 @@ class Traits:
 
     `takes_ids`: it generates from token ids (else the chat request is passed on: `format: engine`). `streams_ids`: the ids of
     every token come in the stream, so that markers are matched by id. `choices`: it can make several answers in one
-    request. `constraints`: what its own structured output can enforce.
+    request. `constraints`: what its own structured output can enforce. `same_penalties`: the penalties, by their names in
+    `Sampling`, for which tokens of the prompt count as those of the answer do. `ranks`: it can be told which data-parallel rank
+    of it a request is for.
     """
 
     takes_ids: bool
     streams_ids: bool
     choices: bool
     constraints: frozenset[Literal["json", "calls"]] = frozenset()
+    same_penalties: frozenset[str] = frozenset()
+    ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Work:
     `ids` is the prompt; empty for an engine that templates itself, which is given `request.body` instead. `stop_texts` are the
     stop ids' own texts, `special_ids` the vocabulary's special tokens. `visible` are the texts of those that the answer's format
     needs to see: markers and stop tokens. `choice` numbers the answers of one request
-    (`n`, and tries beyond them): an engine that makes one answer at a time is asked `n` times, each with its own seed.
+    (`n`, and tries beyond them): an engine that makes one answer at a time is asked `n` times, each with its own seed. `rank` is
+    the data-parallel rank that it is for.
     """
 
     request: GenerateRequest
@@ -53,6 +58,7 @@ class Work:
     max_tokens: int | None = None
     model: str | None = None
     choice: int = 0
+    rank: int | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -109,6 +115,23 @@ class EngineInfo:
     version: str | None = None
     model: str | None = None
     context_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine says of its load; None where it says nothing. `kv_usage` is 0 to 1."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCache:
+    """How an engine keeps prompts: tokens a block, and in all; None where it does not say."""
+
+    block_tokens: int | None = None
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,9 @@ class LlamaCppReader:
         return self._token(step)
 
     def ended(self) -> Chunk | None:
-        """Its last event is the end, but where the limit must be."""
+        """Its last event is the end, but where a stop id was one, or the limit must be."""
+        if self._stop_id is not None:
+            return Chunk(stop_id=self._stop_id)
         return Chunk(finish="length") if self._max_tokens is not None and self._predicted >= self._max_tokens else None
 
     def _token(self, step: _Step) -> Chunk:

@@ -15,6 +15,7 @@ _ADDRESS = re.compile(
     r"\w+://\S+|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?|\blocalhost(?::\d+)?|\[[0-9a-fA-F:]+\](?::\d+)?|(?<![\w.])/[\w.-]+/\S+"
 )
 _CONTEXT = re.compile(r"maximum context length\D{1,20}(\d+)\D.*?(\d+)", re.DOTALL)
+_OUT_OF_MEMORY = re.compile(r"out of memory|outofmemory|failed to allocate", re.IGNORECASE)
 _MAX_WORDS = 500
 _OURS = frozenset({401, 403, 407})  # the engine refused the gateway's own key: nothing that a client could mend
 
@@ -57,7 +58,9 @@ def failure_in_stream(error: ErrorObject | str) -> GatewayError:
         error = ErrorObject(message=error)
     if isinstance(error.code, int) and 400 <= error.code < 500 and error.code not in _OURS:
         return _failure(error.code, error)
-    return EngineBroke("The engine reported an error in the middle of its answer.")
+    broke = EngineBroke("The engine reported an error in the middle of its answer.")
+    broke.out_of_memory = bool(_OUT_OF_MEMORY.search(error.message or ""))
+    return broke
 
 
 def _failure(status: int, error: ErrorObject) -> GatewayError:
@@ -76,7 +79,9 @@ def _failure(status: int, error: ErrorObject) -> GatewayError:
     if status == 503:
         return EngineRefused("The engine cannot serve now.", status=503)
     reason = f": {_words(message)}" if message else "."
-    return EngineRefused(f"The engine answered with status {status}{reason}", status=502)
+    refused = EngineRefused(f"The engine answered with status {status}{reason}", status=502)
+    refused.out_of_memory = bool(_OUT_OF_MEMORY.search(message))
+    return refused
 
 
 def _words(message: str) -> str:

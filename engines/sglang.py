@@ -61,7 +61,7 @@ class Sglang:
 
     def reader(self, work: Work) -> "SglangReader":
         """A fresh reader."""
-        return SglangReader(work.stop_ids, work.special_ids, alternatives=work.request.logprobs)
+        return SglangReader(work.stop_ids, work.special_ids, alternatives=work.request.logprobs, max_tokens=work.max_tokens)
 
     def error(self, status: int, body: bytes) -> GatewayError:
         """A text under `error` from `/generate` itself, and flat from what stands before it."""
@@ -144,19 +144,27 @@ class SglangReader:
     """Reads one stream. Its last tokens are held until the end mark, so that the connection can be used again. The first event
     tells what was cached, for an answer that the gateway ends early."""
 
-    def __init__(self, stop_ids: frozenset[int], special_ids: Collection[int], *, alternatives: int | None) -> None:
-        """`alternatives` as the request's `logprobs`."""
+    def __init__(
+        self,
+        stop_ids: frozenset[int],
+        special_ids: Collection[int],
+        *,
+        alternatives: int | None,
+        max_tokens: int | None = None,
+    ) -> None:
+        """`alternatives` as the request's `logprobs`. An answer of `max_tokens` tokens needs no reason: the limit was one."""
         self._stop_ids = stop_ids
         self._special_ids = special_ids
         self._alternatives = alternatives
+        self._max_tokens = max_tokens
         self._seen = 0
         self._newest: int | None = None
         self._last: Chunk | None = None
         self.done = False
 
     def ended(self) -> Chunk | None:
-        """The last tokens, where their reason was seen."""
-        return self._last
+        """The last tokens, where the reason was seen or must be the limit."""
+        return Chunk(finish="length") if self._last is None and self._seen == self._max_tokens else self._last
 
     def chunk(self, event: SseEvent) -> Chunk | None:
         """One event; None for the last tokens, which are held, and after the end."""
@@ -164,10 +172,10 @@ class SglangReader:
             return None
         data = mended(event.data)
         if data == b"[DONE]":
-            if self._last is None:
+            if (last := self.ended()) is None:
                 raise EngineBroke("The engine ended without saying why.")
             self.done = True
-            return self._last
+            return last
         said = read(_EVENT, data)
         if said.error is not None:
             raise _failure(said.error)

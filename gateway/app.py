@@ -9,17 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from ipaddress import ip_address
 
 import structlog
 from starlette.types import ASGIApp
-from yarl import URL
 
-from engines.base import Engine, EngineInfo
+from engines.base import EngineInfo
 from engines.registry import known, make
 from gateway.admission import Admission
 from gateway.answer import AnswerRules
-from gateway.dialects.base import Limits
+from gateway.budget import RetryBudget
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
 from gateway.errors import SettingsError
 from gateway.fleet.parity import Parity
@@ -30,7 +28,7 @@ from gateway.job import Services
 from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
-from gateway.observe.metrics import Metrics, Served
+from gateway.observe.metrics import Metrics
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
@@ -38,11 +36,12 @@ from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
 from gateway.server.routes import Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
-from gateway.settings import LimitSettings, ModelSettings, Settings, TimeoutSettings, load
+from gateway.settings import ModelSettings, Settings, load
 from gateway.settings_fit import Speech
-from gateway.timer import StageLimits, Watchdog
+from gateway.timer import Watchdog
 from gateway.upstream import Upstream
 from gateway.voice import FAULTS, Voice, voice_of
+from gateway.wiring import is_loopback, members, request_limits, retry_rules, served, stage_limits, standing_rules
 
 _log = structlog.get_logger("interlock.app")
 
@@ -130,26 +129,19 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     settings, models = configured.settings, configured.models
     for model in models:
         _warn(model, unchecked=configured.warn_unchecked)
-    registry = Registry(_members(settings, environ))
+    registry = Registry(members(settings, environ), standing_rules(settings.failures))
     dialect = OpenAIChat()
     checks = {model.name: model.checked.passed for model in models if model.checked is not None}
-    metrics = Metrics(_served(settings, models), [dialect.name], registry.running, registry.mismatched, checks)
+    metrics = Metrics(served(settings, models), [dialect.name], registry.running, registry.mismatched, checks)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
     bus = Bus([registry.running.apply, metrics, *logs])
     condition = Condition()
     async with Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
-        services = Services(
-            registry=registry,
-            upstream=upstream,
-            bus=bus,
-            limits=_stage_limits(settings.timeouts),
-            watchdog=Watchdog(),
-            new_call_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
-        )
+        services = _services(settings, registry, upstream, bus)
         limits = settings.limits
         admission = Admission(registry, queue_requests=limits.queue_requests, queue_wait_s=limits.queue_wait_s)
-        options = ServeOptions(_limits(limits), settings.server.max_body_bytes, settings.server.headers_grace_s)
+        options = ServeOptions(request_limits(settings.limits), settings.server.max_body_bytes, settings.server.headers_grace_s)
         names, new_id = by_name(models), request_ids()
         chat = Completions(
             dialect,
@@ -183,6 +175,20 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         finally:
             probing.cancel()
             await asyncio.wait([probing])
+
+
+def _services(settings: Settings, registry: Registry, upstream: Upstream, bus: Bus) -> Services:
+    failures = settings.failures
+    return Services(
+        registry=registry,
+        upstream=upstream,
+        bus=bus,
+        limits=stage_limits(settings.timeouts),
+        watchdog=Watchdog(),
+        new_call_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
+        retries=RetryBudget(retry_rules(failures), lambda: sum(registry.running.counts.values())),
+        resume=failures.resume == "exact",
+    )
 
 
 @asynccontextmanager
@@ -228,55 +234,3 @@ def request_ids() -> Callable[[], str]:
     """Ids that no other process makes and that this one makes once: a random half and a count. They are no secret."""
     prefix, numbers = uuid.uuid4().hex[:16], itertools.count(1)
     return lambda: f"{prefix}{next(numbers):016x}"
-
-
-def _members(settings: Settings, environ: Mapping[str, str]) -> list[Member]:
-    engines: Mapping[str, Engine] = {kind: make(kind) for kind in known()}
-    return [
-        Member(
-            id=engine.id,
-            model=model.name,
-            engine=engines[engine.kind],
-            root=URL(engine.url),
-            engine_model=engine.model,
-            api_key=environ[engine.api_key_env] if engine.api_key_env else None,
-        )
-        for model in settings.models
-        for engine in model.engines
-    ]
-
-
-def secrets(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """The values that must never be logged."""
-    return [environ[e.api_key_env] for m in settings.models for e in m.engines if e.api_key_env]
-
-
-def _served(settings: Settings, models: tuple[Model, ...]) -> list[Served]:
-    return [
-        Served(wired.name, tuple(engine.id for engine in model.engines), wired.format_names(), wired.rendered is not None)
-        for model, wired in zip(settings.models, models, strict=True)
-    ]
-
-
-def _stage_limits(timeouts: TimeoutSettings) -> StageLimits:
-    return StageLimits(
-        connect_s=timeouts.connect_s,
-        headers_s=timeouts.headers_s,
-        first_token_s=timeouts.first_token_s,
-        between_tokens_s=timeouts.between_tokens_s,
-        total_s=timeouts.total_s,
-    )
-
-
-def _limits(limits: LimitSettings) -> Limits:
-    return Limits(n=limits.n, stop=limits.stop, logprobs=limits.logprobs, tools=limits.tools, messages=limits.messages)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -5,56 +5,63 @@ client left; by the request's `Finished` when it served. The engine's connection
 """
 
 import asyncio
+from dataclasses import replace
 
 from engines.base import Reader, Work
-from gateway.course import Course, course_of
-from gateway.errors import EngineBroke, EngineGone, EngineRefused, EngineUnreachable, GatewayError
+from gateway.course import Course
+from gateway.errors import EngineBroke, EngineGone, EngineRefused, GatewayError
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
-from gateway.job import Job
-from gateway.reading import work_for
+from gateway.progress import Progress
+from gateway.routing.policy import Decision
 from gateway.timer import StageTimer
 from gateway.upstream import Exchange
 from gateway.wire.sse import SseError, SseEvent, SseReader
 
 MAX_WHOLE_BYTES = 1 << 28  # of an engine's stream whose answer is kept until it is whole
 SCHEMA_MISS = "schema_mismatch"
+HEARD_EACH_S = 0.5
 
 
 class Attempt:
-    """Try number `number` of one choice. With `may_retry`, an answer that missed its schema before anything was delivered is
-    thrown away, where another may differ: each try has a seed of its own, but greedy ones are all the same."""
+    """The next try of an answer, on this engine, for what `decision` says."""
 
-    def __init__(self, job: Job, member: Member, choice: int, *, number: int, may_retry: bool) -> None:
-        self._job = job
-        self._member = member
-        self._choice = choice
-        self._number = number
-        sampled = job.request.sampling.temperature != 0
-        self._may_retry = may_retry and sampled and job.model.rules.on_schema_miss == "retry"
+    def __init__(self, progress: Progress, member: Member, decision: Decision) -> None:
+        self.progress = progress
+        self.member = member
+        self.number = 0
+        self._decision = decision
+        self._job = progress.job
+        self._registry = progress.job.services.registry
         self._loop = asyncio.get_running_loop()
-        self._first_s: float | None = None
-        self._last_token_s: float | None = None
+        self._began_s = self._loop.time()
+        self._heard_s = 0.0
+
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return self._loop.time() - self._began_s
 
     async def run(self) -> bool:
         """Serves the choice; False where the answer was thrown away and may be tried again. Raises a GatewayError."""
-        job, member = self._job, self._member
-        ledger = job.ledger
+        job, member, registry = self._job, self.member, self._registry
+        ledger, emit = job.ledger, job.services.bus.emit
         ledger.attempts += 1
         ledger.engine = member.id
-        number = ledger.attempts
-        emit = job.services.bus.emit
-        emit(AttemptStarted(ledger.request_id, number, member.id, member.model, self._loop.time()))
+        self.number = number = ledger.attempts
+        decision = self._decision
+        emit(AttemptStarted(ledger.request_id, number, member.id, member.model, self._began_s, decision.why, decision.considered))
+        registry.started(member.id)
         failure: str | None = "internal"
         try:
             failure = None if await self._serve() else SCHEMA_MISS
+            registry.served(member.id)
         except GatewayError as error:
             failure = error.reason
-            if isinstance(error, EngineUnreachable | EngineGone):
-                job.services.registry.lost(member.id)
+            registry.failed(member.id, error)
             raise
         except asyncio.CancelledError:
             failure = "cancelled"
+            registry.excused(member.id)
             raise
         finally:
             if failure is not None and job.sink.gone:
@@ -64,18 +71,18 @@ class Attempt:
         return failure is None
 
     async def _serve(self) -> bool:
-        services = self._job.services
-        course = course_of(self._job, self._choice, self._member.engine.traits)
-        work = self._work()
-        rest: Work | None = work
+        services, progress = self._job.services, self.progress
+        course = progress.course
+        rest: Work | None = progress.work
         ends_at = self._job.ledger.received_s + services.limits.total_s
         with StageTimer(services.watchdog, services.limits, ends_at) as timer:
             if course.must_go_on:  # the template has opened a thought that may have no token
-                rest = course.resumed(work)
+                rest = course.continued(progress.whole)
             while rest is not None:
+                progress.work = rest
                 if not await self._call(rest, course, timer):
                     return False
-                rest = course.resumed(work) if course.must_go_on else None
+                rest = course.continued(progress.whole) if course.must_go_on else None
             await self._write(course, timer)
             course.close()
             self._first_token()
@@ -83,21 +90,22 @@ class Attempt:
 
     async def _call(self, work: Work, course: Course, timer: StageTimer) -> bool:
         """One call of the engine; False where the answer missed its schema and nothing of it was delivered."""
-        services, engine = self._job.services, self._member.engine
-        call = engine.call(work)
+        services, member = self._job.services, self.member
+        work = replace(work, model=member.engine_model, rank=member.rank)
+        call = member.engine.call(work)
         timer.enter("headers")
         exchange = await services.upstream.open(
-            self._member.url(call.path), call, api_key=self._member.api_key, connect_s=services.limits.connect_s
+            member.url(call.path), call, api_key=member.api_key, connect_s=services.limits.connect_s
         )
         whole = False
         try:
             await self._check_head(exchange)
             timer.enter("first_token")
-            reader = engine.reader(work)
+            reader = member.engine.reader(work)
             served = await self._read(exchange, reader, course, timer)
             whole = reader.done
         except GatewayError as error:
-            raise error.without(self._member.api_key) from None
+            raise error.without(member.api_key) from None
         finally:
             if whole:
                 exchange.release()
@@ -105,17 +113,9 @@ class Attempt:
                 exchange.close()
         return served
 
-    def _work(self) -> Work:
-        job, prompt = self._job, self._job.prompt
-        model = self._member.engine_model
-        if prompt is None or job.model.rendered is None:
-            return Work(request=job.request, model=model)
-        choice = self._choice + self._number * job.request.n
-        return work_for(job.model.rendered, job.request, prompt, model=model, choice=choice)
-
     async def _check_head(self, exchange: Exchange) -> None:
         if exchange.status != 200:
-            error = self._member.engine.error(exchange.status, await exchange.read_error())
+            error = self.member.engine.error(exchange.status, await exchange.read_error())
             if isinstance(error, EngineRefused):
                 error.wait_s = exchange.retry_after_s
             raise error
@@ -127,7 +127,7 @@ class Attempt:
         sse = SseReader()
         left = MAX_WHOLE_BYTES if not self._job.sink.streamed else None
         while not (reader.done or course.ended or course.must_go_on):
-            data = await exchange.read()
+            data = await _bytes(exchange)
             if not data:
                 if (last := reader.ended()) is None:
                     raise EngineGone("The engine's answer ended in the middle.")
@@ -139,9 +139,9 @@ class Attempt:
             if not chunks:
                 continue
             self._time(sum(chunk.tokens for chunk in chunks), timer)
-            if course.take(chunks) and self._first_s is None:
-                self._first_s = self._loop.time()
-            if course.schema_missed and self._may_retry and not self._job.ledger.delivered:
+            if course.take(chunks) and self.progress.first_s is None:
+                self.progress.first_s = self._loop.time()
+            if course.schema_missed and self.progress.may_miss and not self.progress.delivered:
                 return False
             await self._write(course, timer)
         return True
@@ -150,17 +150,21 @@ class Attempt:
         """Records the time since the last token-bearing chunk, per token."""
         if not tokens:
             return
-        now = self._loop.time()
+        now, progress = self._loop.time(), self.progress
         timer.enter("between_tokens")
-        if self._last_token_s is not None:
-            self._job.ledger.inter_token_s.append(((now - self._last_token_s) / tokens, tokens))
-        self._last_token_s = now
+        if now - self._heard_s >= HEARD_EACH_S:
+            self._heard_s = now
+            self._registry.heard(self.member.id)
+            progress.give_back()
+        if progress.last_token_s is not None:
+            self._job.ledger.inter_token_s.append(((now - progress.last_token_s) / tokens, tokens))
+        progress.last_token_s = now
 
     def _first_token(self) -> None:
         """Tells, once a request, when its first token came; only of an attempt that serves, since others gave the client none."""
-        ledger, member = self._job.ledger, self._member
-        if ledger.ttft_s is None and self._first_s is not None:
-            ledger.ttft_s = self._first_s - ledger.received_s
+        ledger, member, first_s = self._job.ledger, self.member, self.progress.first_s
+        if ledger.ttft_s is None and first_s is not None:
+            ledger.ttft_s = first_s - ledger.received_s
             event = FirstToken(ledger.request_id, ledger.attempts, member.id, member.model, ledger.ttft_s)
             self._job.services.bus.emit(event)
 
@@ -170,12 +174,20 @@ class Attempt:
         if not body:
             return
         self._first_token()
-        self._job.ledger.delivered = True
+        self.progress.delivered = True
         timer.pause()
         stalled_s = await self._job.sink.write(body)
         timer.touch()
-        if self._last_token_s is not None:
-            self._last_token_s += stalled_s
+        if self.progress.last_token_s is not None:
+            self.progress.last_token_s += stalled_s
+
+
+async def _bytes(exchange: Exchange) -> bytes:
+    """The next bytes; b"" at the end, good or bad: what was read tells whether the answer is complete."""
+    try:
+        return await exchange.read()
+    except EngineGone:
+        return b""
 
 
 def _events(data: bytes, sse: SseReader) -> list[SseEvent]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from engines.local import EngineStartError, find_model, model_file
 from engines.registry import known, make
 from gateway import process
-from gateway.app import configure, secrets
+from gateway.app import configure
 from gateway.checks.asking import Target
 from gateway.checks.base import Report
 from gateway.checks.report import report_json, report_junit, report_text
@@ -37,13 +37,14 @@ from gateway.parsing import parse as parse_case
 from gateway.profile_file import profile_text
 from gateway.prompt.detect import FormatUnknown
 from gateway.server.listen import PortTaken
-from gateway.settings import ServerSettings
 from gateway.settings import load as load_settings
 from gateway.settings_fit import ToolMode
+from gateway.settings_parts import ServerSettings
 from gateway.up import NotUp
 from gateway.up import up as bring_up
 from gateway.voice import ProfileError
 from gateway.wire.jsonio import encode
+from gateway.wiring import secrets
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

@@ -15,6 +15,7 @@ from gateway.job import Job
 from gateway.model import Rendered
 from gateway.reading import reader_for, thought_limit
 from gateway.request import Delta, Finish, ParseFailure, Prompt, Tokens
+from gateway.transcript import Transcript
 
 _UNSEEN = frozenset({ParseFailure, Finish, Tokens})  # what a reader of the answer does not see
 
@@ -34,10 +35,17 @@ class Course(Protocol):
 
     @property
     def must_go_on(self) -> bool:
-        """Whether the engine is to stop here, and to go on from what `resumed` says."""
+        """Whether the engine is to stop here, and to go on from what `continued` says."""
+
+    def continued(self, work: Work) -> Work | None:
+        """The work that is left of this one, once a thought that may be no longer was ended; None where none is left."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another engine can go on with what was read, token by token."""
 
     def resumed(self, work: Work) -> Work | None:
-        """The work that is left of this one, once a thought that may be no longer was ended; None where none is left."""
+        """The work that is left of this one, once its engine broke off; None where none is left, so that the answer ends."""
 
     def close(self) -> None:
         """The engine is done: what was kept until that was certain goes to the encoder. Raises EngineBroke without an end."""
@@ -65,8 +73,10 @@ class RenderedCourse:
             new_call_id=job.services.new_call_id,
             check=job.check,
         )
-        self._limit = thought_limit(rendered, job.request, prompt, self._reader)
-        self._read = self._limit.read if self._limit is not None else self._reader.read
+        limited = job.request.reasoning_budget is not None
+        self._transcript = Transcript(self._reader, rendered.prompter.tokenizer, keep_all=limited)
+        self._limit = thought_limit(rendered, job.request, prompt, self._transcript)
+        self._read = self._limit.read if self._limit is not None else self._transcript.read
         self._encoder = job.encoder
         self._ledger = job.ledger
         self._choice = choice
@@ -106,15 +116,26 @@ class RenderedCourse:
         """Whether the thought has all the tokens that it may have."""
         return self._limit is not None and self._limit.reached
 
-    def resumed(self, work: Work) -> Work | None:
+    def continued(self, work: Work) -> Work | None:
         """The work that is left, the thought's end in its prompt. Without any the answer was cut there."""
         if self._limit is None:
             raise ValueError("this answer's thoughts have no limit")
         self._ledger.ended_thoughts += 1
         self._kept += self._limit.end_thought(work.max_tokens)
-        rest = self._limit.rest(work) if not self._reader.ended else None
+        return self._left(self._transcript.continued(work)) if not self._reader.ended else None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether all that is needed was kept."""
+        return self._transcript.resumable
+
+    def resumed(self, work: Work) -> Work | None:
+        """The work that is left. What the reader holds of a character, a marker or a call stays held."""
+        return self._left(self._transcript.resumed(work))
+
+    def _left(self, rest: Work | None) -> Work | None:
         if rest is None:
-            self._kept += self._reader.read(Chunk(finish="length"))
+            self._kept += self._transcript.cut()
         return rest
 
     def close(self) -> None:
@@ -145,6 +166,15 @@ class PassedCourse:
     @property
     def must_go_on(self) -> bool:
         """Never: an engine that parses itself minds thoughts itself."""
+        return False
+
+    def continued(self, work: Work) -> Work | None:
+        """All of it."""
+        return work
+
+    @property
+    def resumable(self) -> bool:
+        """Never: nothing is known of its tokens."""
         return False
 
     def resumed(self, work: Work) -> Work | None:

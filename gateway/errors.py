@@ -18,6 +18,7 @@
     │   ├── EngineRefused           the engine's own status; a 4xx is passed on
     │   ├── EngineBroke             502  the answer stopped, or was not what its protocol says
     │   │   └── EngineGone          502  its connection ended: the engine may be another when it is back
+    │   ├── PoisonRequest           502  engines went down as they served it
     │   └── EngineTimeout           504  names the stage
     ├── AnswerRefused               502  the model's answer broke a rule that the operator set to `refuse` or `error`
     ├── Draining                    503  the gateway is shutting down
@@ -150,13 +151,16 @@ class BodyTimeout(ClientError):
     reason = "body_timeout"
 
 
+RejectReason = Literal["queue_full", "queue_timeout", "no_engine", "engines_busy", "overloaded", "no_worker"]
+
+
 class Rejected(GatewayError):
     """There is no room now: a full queue (429), or no engine that can serve or worker that can render (503)."""
 
     type = "overloaded_error"
     retryable = True
 
-    def __init__(self, message: str, *, reason: Literal["queue_full", "no_engine", "no_worker"], retry_after_s: float) -> None:
+    def __init__(self, message: str, *, reason: RejectReason, retry_after_s: float) -> None:
         super().__init__(message, code=reason)
         self.status = 429 if reason == "queue_full" else 503
         self.reason = reason
@@ -168,13 +172,14 @@ class Rejected(GatewayError):
 
 
 class EngineError(GatewayError):
-    """The engine failed. The message names the stage, never the engine's address or key."""
+    """The engine failed. The message names the stage, never the engine's address or key. `out_of_memory`: it said so."""
 
     status = 502
     type = "upstream_error"
     code: str | None = "upstream_error"
     reason = "engine"
     retryable = True
+    out_of_memory: bool = False
 
 
 class EngineUnreachable(EngineError):
@@ -209,6 +214,13 @@ class EngineBroke(EngineError):
 
 class EngineGone(EngineBroke):
     """The connection ended before the answer did."""
+
+
+class PoisonRequest(EngineError):
+    """Engines went down as they served this request, one after the other. It is given to no further one."""
+
+    code = "poison_request"
+    reason = "poison"
 
 
 class EngineTimeout(EngineError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.request import FailureKind, Usage
+from gateway.routing.view import EngineView
 
 Outcome = Literal["ok", "client_error", "rejected", "upstream_error", "timeout", "client_gone", "drained"]
 NO_ENGINE = "none"  # the engine's name before a request was routed
@@ -27,13 +28,15 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """Attempt number `attempt` of this request goes to `engine`."""
+    """Attempt number `attempt` of this request goes to `engine`: `why`, and out of which engines as they were then."""
 
     request_id: str
     attempt: int
     engine: str
     model: str
     at_s: float
+    why: str = ""
+    considered: tuple[EngineView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,16 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotRetried:
+    """No other engine is asked after this attempt: `why`, and what spoke against going on with its answer."""
+
+    request_id: str
+    attempt: int
+    why: str
+    objection: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClientGone:
     """The client left while this attempt ran; the engine's connection is closed."""
 
@@ -71,7 +84,8 @@ class Finished:
     """The request is over. The one event that the access log and most metrics are made from.
 
     `inter_token_s` holds one pair for each gap between token-bearing chunks: seconds per token, and how many tokens came.
-    `ended_thoughts` are those that the gateway ended, as they had all the tokens that the request allows.
+    `ended_thoughts` are those that the gateway ended, as they had all the tokens that the request allows. `retries` are the
+    attempts that followed a failure, `resumes` those of them that went on with a broken answer.
     """
 
     request_id: str
@@ -94,8 +108,10 @@ class Finished:
     with_tools: bool = False
     tool_calls: int = 0
     ended_thoughts: int = 0
+    retries: int = 0
+    resumes: int = 0
     failures: tuple[tuple[FailureKind, int], ...] = ()
     notes: tuple[str, ...] = ()
 
 
-Event = Received | AttemptStarted | FirstToken | AttemptFailed | ClientGone | Finished
+Event = Received | AttemptStarted | FirstToken | AttemptFailed | NotRetried | ClientGone | Finished

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.answer import Tally
+from gateway.budget import RetryBudget
 from gateway.dialects.base import Encoder
 from gateway.events import NO_ENGINE
 from gateway.fleet.registry import Registry
@@ -36,7 +37,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a request needs of the process."""
+    """What a request needs of the process. `resume`: answers that an engine broke off are gone on with elsewhere."""
 
     registry: Registry
     upstream: Upstream
@@ -44,6 +45,8 @@ class Services:
     limits: StageLimits
     watchdog: Watchdog
     new_call_id: Callable[[], str]
+    retries: RetryBudget
+    resume: bool = True
 
 
 @dataclass(slots=True)
@@ -56,8 +59,9 @@ class Ledger:
     attempts: int = 0
     queue_s: float = 0.0
     ttft_s: float | None = None
-    delivered: bool = False
     ended_thoughts: int = 0
+    retries: int = 0
+    resumes: int = 0
     inter_token_s: list[tuple[float, int]] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     engine_usage: Usage | None = None
@@ -92,7 +96,8 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that is ready to be served. `prompt` is None where the engine templates itself; `check` is for JSON answers."""
+    """A request that is ready to be served. `prompt` is None where the engine templates itself; `check` is for JSON answers.
+    `may_retry`: its sender does not do so itself."""
 
     services: Services
     model: Model
@@ -102,3 +107,4 @@ class Job:
     sink: Sink
     ledger: Ledger
     check: Callable[[str], Sequence[FailureKind]] | None = None
+    may_retry: bool = True

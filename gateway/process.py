@@ -9,9 +9,10 @@ from collections.abc import Callable, Coroutine, Mapping
 import structlog
 import uvloop
 
-from gateway.app import Configured, Gateway, Records, is_loopback, running
+from gateway.app import Configured, Gateway, Records, running
 from gateway.server.listen import PortTaken, bind, port_of, serve_until
-from gateway.settings import ServerSettings
+from gateway.settings_parts import ServerSettings
+from gateway.wiring import is_loopback
 
 _log = structlog.get_logger("interlock")
 

@@ -12,11 +12,12 @@ from gateway.prompt.thought_end import ThoughtEnd
 from gateway.prompt.tokenizer import Tokenizer
 from gateway.request import CallAnswer, FailureKind, GenerateRequest, Prompt
 from gateway.thought import ThoughtLimit
+from gateway.transcript import Transcript
 
 Check = Callable[[str], Sequence[FailureKind]]
 
 
-def work_for(rendered: Rendered, request: GenerateRequest, prompt: Prompt, *, model: str | None, choice: int = 0) -> Work:
+def work_for(rendered: Rendered, request: GenerateRequest, prompt: Prompt, *, model: str | None = None, choice: int = 0) -> Work:
     """The engine's work. `model` is the name that the engine knows."""
     tokenizer = rendered.prompter.tokenizer
     form = rendered.format_for(bool(request.offered))
@@ -79,7 +80,7 @@ def reader_for(
     )
 
 
-def thought_limit(rendered: Rendered, request: GenerateRequest, prompt: Prompt, reader: AnswerReader) -> ThoughtLimit | None:
+def thought_limit(rendered: Rendered, request: GenerateRequest, prompt: Prompt, transcript: Transcript) -> ThoughtLimit | None:
     """What minds how long the thoughts are, where that is limited. One that the prompt has opened is ended by the closer that
     goes with its opener."""
     end = rendered.thought_end_for(bool(request.offered))
@@ -88,7 +89,7 @@ def thought_limit(rendered: Rendered, request: GenerateRequest, prompt: Prompt, 
     form = rendered.format_for(bool(request.offered))
     if (closer := form.open_thought(prompt.tail)) is not None:
         end = ThoughtEnd(*(text.replace(form.thought_closer, closer) for text in (end.before_any, end.before_text)))
-    return ThoughtLimit(reader, tokens=request.reasoning_budget, end=end, tokenizer=rendered.prompter.tokenizer)
+    return ThoughtLimit(transcript, tokens=request.reasoning_budget, end=end, tokenizer=rendered.prompter.tokenizer)
 
 
 def _leaks(request: GenerateRequest, prompt: Prompt, tokenizer: Tokenizer, *, by_ids: bool) -> Leaks | None:

@@ -1,13 +1,13 @@
-"""ONE request: admit -> route -> attempt -> parse -> deliver."""
+"""ONE request: admit -> route -> attempt -> parse -> deliver, again elsewhere where an engine failed, and as one answer."""
 
 import asyncio
 
 from gateway.admission import Admission
 from gateway.attempt import Attempt
-from gateway.errors import GatewayError, Rejected
-from gateway.fleet.registry import Member
+from gateway.errors import GatewayError
+from gateway.failover import first_engine, next_attempt
 from gateway.job import Job
-from gateway.routing.policy import choose
+from gateway.progress import begun
 from gateway.timer import Alarm, stalled
 
 _SCHEMA_TRIES = 3  # the first answer and two more, where `on_schema_miss: retry`
@@ -16,7 +16,7 @@ _SCHEMA_TRIES = 3  # the first answer and two more, where `on_schema_miss: retry
 async def serve(job: Job, admission: Admission) -> None:
     """Answers the request to its end. Raises a GatewayError where it cannot; a cancellation closes the engine's connection."""
     async with admission.admit(job.model.name, job.ledger.waited):
-        if _route(job).engine.traits.choices or job.request.n == 1:
+        if first_engine(job)[0].engine.traits.choices or job.request.n == 1:
             await _choice(job, 0)
         else:
             await _all_choices(job)
@@ -46,13 +46,19 @@ def _first(failures: BaseExceptionGroup[GatewayError]) -> GatewayError:
 
 async def _choice(job: Job, choice: int) -> None:
     for number in range(_SCHEMA_TRIES):
-        if await Attempt(job, _route(job), choice, number=number, may_retry=number + 1 < _SCHEMA_TRIES).run():
+        if await _answer(job, choice, number, may_miss=number + 1 < _SCHEMA_TRIES):
             return
 
 
-def _route(job: Job) -> Member:
-    registry = job.services.registry
-    engine = choose(registry.view(job.model.name))
-    if engine is None:
-        raise Rejected("No engine is ready.", reason="no_engine", retry_after_s=1.0)
-    return registry.members[engine]
+async def _answer(job: Job, choice: int, number: int, *, may_miss: bool) -> bool:
+    """One answer, on as many engines as it takes; False where it missed its schema and was thrown away."""
+    member, decision = first_engine(job)
+    attempt = Attempt(begun(job, member, choice, number=number, may_miss=may_miss), member, decision)
+    while True:
+        try:
+            return await attempt.run()
+        except GatewayError as error:
+            failure = error
+        finally:
+            attempt.progress.give_back()
+        attempt = await next_attempt(attempt, failure)

@@ -18,7 +18,8 @@ from engines.local import LocalEngine, LocalState
 from gateway.app import Gateway, with_models
 from gateway.process import serve, unless_stopped
 from gateway.server.listen import port_of
-from gateway.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from gateway.settings import EngineSettings, ModelSettings, Settings
+from gateway.settings_parts import ServerSettings
 from gateway.voice import tools_for
 from gateway.wire.jsonio import decode
 from gateway.wire.sse import SseReader

@@ -10,10 +10,11 @@ from support.gguf_writer import gguf
 from support.vocabulary import template_text, tokenizer_fields
 
 from gateway import voice
-from gateway.app import configure, is_loopback, secrets, with_models
+from gateway.app import configure, with_models
 from gateway.errors import ModelFileError, SettingsError
 from gateway.prompt.source import read_model
 from gateway.voice import tools_for
+from gateway.wiring import is_loopback, secrets
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from support.scripted_engine import ScriptedEngine
 from gateway import process
 from gateway.app import with_models
 from gateway.server.listen import PortTaken, bind, port_of, serve_until
-from gateway.settings import ServerSettings
+from gateway.settings_parts import ServerSettings
 
 
 @contextmanager

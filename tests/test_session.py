@@ -23,6 +23,7 @@ from engines.base import Call
 from gateway.admission import Admission
 from gateway.answer import AnswerRules
 from gateway.app import request_ids
+from gateway.budget import RetryBudget
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.errors import EngineBroke, EngineUnreachable
@@ -32,6 +33,7 @@ from gateway.job import Services
 from gateway.model import Model, Rendered
 from gateway.observe.bus import Bus
 from gateway.prompt.prompter import Prompter
+from gateway.routing.retry import RetryRules
 from gateway.server.completions import Completions, ServeOptions
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
@@ -172,6 +174,7 @@ def served(upstream: FakeUpstream, events: list[Event], on_schema_miss: str) -> 
         limits=SHORT,
         watchdog=Watchdog(),
         new_call_id=lambda: "call_1",
+        retries=RetryBudget(RetryRules(), lambda: 1),
     )
     return Completions(
         OpenAIChat(),

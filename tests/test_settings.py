@@ -13,8 +13,9 @@ from pydantic import BaseModel
 
 from engines.base import Traits
 from gateway.errors import SettingsError
-from gateway.settings import SECTIONS, EngineSettings, ModelSettings, ServerSettings, Settings, load
+from gateway.settings import SECTIONS, EngineSettings, ModelSettings, Settings, load
 from gateway.settings_fit import Speech
+from gateway.settings_parts import ServerSettings
 from gateway.settings_tree import MAX_FILE_BYTES
 
 ROOT = Path(__file__).parent.parent
@@ -93,10 +94,12 @@ def test_every_key_can_be_set(folder: Path) -> None:
             on_schema_miss: retry
             hold_arguments: true
             engines:
-              - {id: e, url: "https://e.test:8/pre/", kind: llamacpp, model: big, api_key_env: KEY}
+              - {id: e, url: "https://e.test:8/pre/", kind: llamacpp, model: big, api_key_env: KEY, most_running: 9, weights: w}
         timeouts: {connect_s: 1, headers_s: 2, first_token_s: 3, between_tokens_s: 4, total_s: 5}
         limits: {n: 1, stop: 2, logprobs: 3, tools: 4, messages: 5, queue_requests: 6, queue_wait_s: 7, render_workers: 0,
           render_s: 8}
+        failures: {attempts: 1, retries: 2, retry_share: 0.5, resume: "off", eject_failures: 3, eject_share: 0.3, eject_s: 4,
+          slow_start_s: 5}
         """,
         {"KEY": "sk-secret"},
     )
@@ -108,10 +111,13 @@ def test_every_key_can_be_set(folder: Path) -> None:
         "url": "https://e.test:8/pre",
         "kind": "llamacpp",
         "model": "big",
+        "most_running": 9,
+        "weights": "w",
         "api_key_env": "KEY",
     }
     assert found.timeouts.model_fields_set == set(type(found.timeouts).model_fields)
     assert found.limits.model_fields_set == set(type(found.limits).model_fields)
+    assert found.failures.model_fields_set == set(type(found.failures).model_fields)
     assert "sk-secret" not in repr(found)
 
 

@@ -23,6 +23,7 @@ from gateway.request import (
     Usage,
 )
 from gateway.thought import MAX_ENDED, ThoughtLimit
+from gateway.transcript import Transcript
 
 END = ThoughtEnd("\n</think>\n\n", "</think>!")
 ENCODE = small_tokenizer().encode
@@ -40,7 +41,7 @@ def limit(tokens: int, *, form: str = "hermes", tail: str = "<think>\n", ids: bo
         detokenizer=tokenizer.detokenizer() if ids else None,
         data_of=tokenizer.data_of,
     )
-    return ThoughtLimit(reader, tokens=tokens, end=END, tokenizer=tokenizer)
+    return ThoughtLimit(Transcript(reader, tokenizer), tokens=tokens, end=END, tokenizer=tokenizer)
 
 
 def feed(reading: ThoughtLimit, text: str) -> list[Delta]:
@@ -105,12 +106,12 @@ def test_the_end_is_a_part_of_the_answer_and_of_the_prompt_that_is_left() -> Non
     assert not reading.reached
     assert deltas[0] == Tokens(tuple(TokenShown(token, small_tokenizer().data_of(token)) for token in ids))
     request = GenerateRequest("m", (), sampling=Sampling(min_tokens=50))
-    rest = reading.rest(Work(request=request, ids=(1, 2), max_tokens=100))
+    rest = reading.transcript.continued(Work(request=request, ids=(1, 2), max_tokens=100))
     assert rest is not None
     assert rest.ids == (1, 2, *ENCODE("ab"), *ids)
     assert rest.max_tokens == 98 - len(ids)
     assert rest.request.sampling.min_tokens == 48 - len(ids)
-    assert reading.rest(Work(request=request, max_tokens=2 + len(ids))) is None
+    assert reading.transcript.continued(Work(request=request, max_tokens=2 + len(ids))) is None
 
 
 def test_the_engines_counts_are_those_of_one_answer() -> None:
@@ -119,7 +120,7 @@ def test_the_engines_counts_are_those_of_one_answer() -> None:
     feed(reading, "ab")
     reading.end_thought(100)
     work = Work(request=GenerateRequest("m", ()), max_tokens=100)
-    rest = reading.rest(work)
+    rest = reading.transcript.continued(work)
     assert rest is not None
     given = len(rest.ids)
     (finish,) = reading.read(Chunk(finish="stop", usage=Usage(10 + given, 4, 10 + given)))[-1:]

@@ -25,7 +25,7 @@ from engines.local import EngineStartError, LocalEngine
 from gateway import up as module
 from gateway.process import bind_both
 from gateway.server.listen import port_of
-from gateway.settings import ServerSettings
+from gateway.settings_parts import ServerSettings
 from gateway.up import NotUp, up
 
 

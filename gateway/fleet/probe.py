@@ -16,7 +16,8 @@ import structlog
 from engines.base import Call, EngineInfo
 from gateway.errors import EngineError, GatewayError
 from gateway.fleet.parity import Parity
-from gateway.fleet.registry import Member, Problem, Registry
+from gateway.fleet.registry import Member, Registry
+from gateway.fleet.standing import Problem
 from gateway.upstream import Upstream
 
 _log = structlog.get_logger("interlock.fleet")

@@ -5,33 +5,28 @@ themselves; health comes from probes and from traffic, and a connection that is 
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
 
 from yarl import URL
 
-from engines.base import Engine, EngineInfo
+from engines.base import Engine, EngineInfo, EngineLoad
+from gateway.errors import EngineGone, EngineRefused, EngineUnreachable, GatewayError
+from gateway.fleet.standing import Problem, Standing, StandingRules
 from gateway.routing.inflight import InFlight
-from gateway.routing.view import EngineView, FleetView
-
-Problem = Literal[
-    "not_probed",
-    "unreachable",
-    "unhealthy",
-    "tokenizer_mismatch",
-    "tokenizer_unknown",
-    "probe_failed",
-]
-"""Why an engine is out of service. `unhealthy`: it answers, but does not say that it can serve. `tokenizer_mismatch`: its ids are
-not the model's. `tokenizer_unknown`: it did not give its ids."""
+from gateway.routing.retry import blame
+from gateway.routing.view import FleetView
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """An engine as wired: how it is spoken to, where it is, and which model of ours it serves.
 
-    `engine_model` is the name that the engine knows, None for its only one. The key is never shown.
+    `engine_model` is the name that the engine knows, None for its only one. `rank` is that of a data-parallel engine that shares
+    its address with others. `weights` is the operator's word for what it serves: engines with the same one answer alike.
+    `most_running` bounds the attempts of ours on it. The key is never shown.
     """
 
     id: str
@@ -40,6 +35,9 @@ class Member:
     root: URL
     engine_model: str | None = None
     api_key: str | None = None
+    rank: int | None = None
+    weights: str | None = None
+    most_running: int | None = None
 
     def __repr__(self) -> str:
         return f"Member({self.id!r}, {self.engine.kind!r})"
@@ -52,68 +50,183 @@ class Member:
 class Registry:
     """All engines, by id. `running` is an observer of the bus: attempts are counted by what they say of themselves."""
 
-    def __init__(self, members: Iterable[Member]) -> None:
-        self.members: Mapping[str, Member] = {member.id: member for member in members}
-        self._problems: dict[str, Problem | None] = dict.fromkeys(self.members, "not_probed")
-        self._losses = dict.fromkeys(self.members, 0)
-        self._info = dict.fromkeys(self.members, EngineInfo())
+    def __init__(
+        self,
+        members: Iterable[Member],
+        rules: StandingRules | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules = rules or StandingRules()
+        self._clock = clock
+        self._members: dict[str, Member] = {}
+        self._standings: dict[str, Standing] = {}
+        self._changed = asyncio.Event()
         self.running = InFlight()
+        for member in members:
+            self._enter(member)
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """Every engine, in the order in which they came."""
+        return MappingProxyType(self._members)
+
+    def add(self, member: Member) -> None:
+        """A new engine, which is out until it was probed; or what is new of one that is here."""
+        if member.id in self._members:
+            self._members[member.id] = member
+        else:
+            self._enter(member)
+        self._wake()
+
+    def remove(self, engine_id: str) -> None:
+        """Forgets an engine. What runs on it goes on."""
+        del self._members[engine_id], self._standings[engine_id]
+        self._wake()
+
+    def _enter(self, member: Member) -> None:
+        self._members[member.id] = member
+        self._standings[member.id] = Standing(self._rules)
+
+    def _wake(self) -> None:
+        self._changed.set()
         self._changed = asyncio.Event()
 
     def set_ready(self, engine_id: str, ready: bool, problem: Problem = "unreachable") -> None:
         """Records an engine's health, and what is wrong where it is not ready. Wakes those who wait where it was ready and is
         not, or is now."""
-        changed = self.is_ready(engine_id) != ready
-        self._problems[engine_id] = None if ready else problem
+        standing = self._standings.get(engine_id)
+        if standing is None:  # it was removed while it was asked
+            return
+        changed = standing.ready != ready
+        standing.problem = None if ready else problem
         if changed:
-            self._changed.set()
-            self._changed = asyncio.Event()
+            if ready:
+                standing.back(self._clock())
+            self._wake()
+
+    def drain(self, engine_id: str, on: bool) -> None:
+        """Whether the engine gets no new requests, by its operator's wish. Raises KeyError."""
+        self._standings[engine_id].draining = on
+        self._wake()
+
+    # What traffic says
+
+    def started(self, engine_id: str) -> None:
+        """An attempt goes there."""
+        if (standing := self._standings.get(engine_id)) is not None:
+            standing.breaker.started(self._clock())
+
+    def heard(self, engine_id: str) -> None:
+        """The engine generates for an attempt."""
+        if (standing := self._standings.get(engine_id)) is not None:
+            standing.served_s = self._clock()
+
+    def served(self, engine_id: str) -> None:
+        """An attempt was answered."""
+        if (standing := self._standings.get(engine_id)) is not None:
+            standing.breaker.succeeded(self._clock())
+
+    def excused(self, engine_id: str) -> None:
+        """An attempt ended for no reason of the engine's."""
+        if (standing := self._standings.get(engine_id)) is not None:
+            standing.breaker.excused()
+
+    def failed(self, engine_id: str, error: GatewayError) -> None:
+        """An attempt failed, whoever is to blame."""
+        standing = self._standings.get(engine_id)
+        if standing is None:
+            return
+        now_s = self._clock()
+        match blame(error):
+            case "engine":
+                standing.breaker.failed(now_s)
+            case "unreached":
+                standing.breaker.failed(now_s, unreached=True)
+            case _:
+                standing.breaker.excused()
+        if isinstance(error, EngineRefused) and error.wait_s is not None:
+            standing.rest(now_s, error.wait_s)
+        if isinstance(error, EngineUnreachable | EngineGone):
+            self.lost(engine_id)
 
     def lost(self, engine_id: str) -> None:
         """Records that traffic found an engine gone, or that it broke off an answer. It may have been restarted with another
         model: it is out until it was asked."""
-        self._losses[engine_id] += 1
-        self.set_ready(engine_id, False)
+        if (standing := self._standings.get(engine_id)) is not None:
+            standing.lost()
+            self.set_ready(engine_id, False)
+
+    # What is known
 
     def losses(self, engine_id: str) -> int:
         """How often that was. What an engine was asked before the last time, it may have answered as another."""
-        return self._losses[engine_id]
+        standing = self._standings.get(engine_id)
+        return standing.losses if standing is not None else 0
 
     def is_ready(self, engine_id: str) -> bool:
         """Whether this engine can serve, as far as is known."""
-        return self._problems[engine_id] is None
+        standing = self._standings.get(engine_id)
+        return standing is not None and standing.ready
+
+    def standing(self, engine_id: str) -> Standing:
+        """All that is known of an engine. Raises KeyError."""
+        return self._standings[engine_id]
 
     def problem(self, engine_id: str) -> Problem | None:
         """Why this engine cannot serve; None where it can."""
-        return self._problems[engine_id]
+        return self._standings[engine_id].problem
 
     def mismatched(self, engine_id: str) -> bool:
         """Whether this engine is out of service for another tokenizer than its model's."""
-        return self._problems[engine_id] == "tokenizer_mismatch"
+        standing = self._standings.get(engine_id)
+        return standing is not None and standing.problem == "tokenizer_mismatch"
+
+    def heard_since(self, engine_id: str, since_s: float) -> bool:
+        """Whether the engine has generated for anyone since this time."""
+        served_s = self._standings[engine_id].served_s
+        return served_s is not None and served_s >= since_s
+
+    def now_s(self) -> float:
+        """The time of what is recorded here."""
+        return self._clock()
 
     def set_info(self, engine_id: str, info: EngineInfo) -> None:
         """Records what an engine says of itself."""
-        self._info[engine_id] = info
+        if (standing := self._standings.get(engine_id)) is not None:
+            standing.info = info
 
     def info(self, engine_id: str) -> EngineInfo:
         """What an engine last said of itself."""
-        return self._info[engine_id]
+        return self._standings[engine_id].info
+
+    def set_load(self, engine_id: str, load: EngineLoad) -> None:
+        """Records what an engine says of its load."""
+        if (standing := self._standings.get(engine_id)) is not None:
+            standing.set_load(self._clock(), load)
+
+    def weights(self, engine_id: str) -> str:
+        """Engines with the same word answer alike: the operator's, else the kind and what the engine calls its model."""
+        member = self._members[engine_id]
+        ids = "ids" if member.engine.traits.streams_ids else "text"
+        return f"{ids}:{member.weights or f'{member.engine.kind}:{self._standings[engine_id].info.model}'}"
 
     def view(self, model: str) -> FleetView:
         """The engines of one model, as they are now."""
+        now_s = self._clock()
         return FleetView(
             tuple(
-                EngineView(
+                self._standings[member.id].view(
                     member.id,
-                    self.is_ready(member.id),
+                    now_s,
                     self.running.count(member.model, member.id),
-                    self._info[member.id].context_tokens,
+                    weights=self.weights(member.id),
+                    most_running=member.most_running,
                 )
-                for member in self.members.values()
+                for member in self._members.values()
                 if member.model == model
             )
         )
 
     async def changed(self) -> None:
-        """Returns when the health of any engine changes after this call."""
+        """Returns when the health of any engine, or which there are, changes after this call."""
         await self._changed.wait()

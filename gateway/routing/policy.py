@@ -1,12 +1,61 @@
 """Which engine an attempt goes to.
 
-Now the one with the fewest attempts of ours running; of several, the first in the settings, which holds the longest cache.
+Now the one with the fewest attempts of ours running for what it can take; of several, the first in the settings, which holds the
+longest cache. An ejected engine is passed over while others can serve, but never more than half of a model's engines are: where
+most of a fleet fails, what is left would only fall after it (panic).
 """
 
-from gateway.routing.view import FleetView
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.routing.view import EngineView, FleetView
+
+Why = Literal["least_busy", "only", "elsewhere", "resume", "panic", "none"]
+_FAILS = 0.2  # the share of failures from which an engine is no place for a second try
+_EJECTED_SHARE = 0.5
 
 
-def choose(view: FleetView) -> str | None:
-    """The id of the engine to use, or None where none is ready."""
-    ready = [engine for engine in view.engines if engine.ready]
-    return min(ready, key=lambda engine: engine.running).id if ready else None
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The engine of an attempt, or None; why, and what it was chosen from. `wait_s`: when one may be free, where all rest."""
+
+    engine: str | None
+    why: Why
+    considered: tuple[EngineView, ...] = ()
+    wait_s: float | None = None
+
+
+def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None = None) -> Decision:
+    """`avoid` are the engines that failed this request already; `weights` those that the answer was begun with."""
+    candidates = [engine for engine in view.engines if engine.usable and engine.id not in avoid]
+    if weights is not None:
+        candidates = [engine for engine in candidates if engine.weights == weights]
+    awake = [engine for engine in candidates if not engine.rests_s]
+    if not awake:
+        waits = [engine.rests_s for engine in candidates]
+        return Decision(None, "none", view.engines, min(waits, default=None))
+    out = _ejected(view)
+    fit = [engine for engine in awake if engine.id not in out]
+    best = min(fit or awake, key=lambda engine: _cost(engine, again=bool(avoid)))
+    return Decision(best.id, _why(view, bool(fit), best, again=bool(avoid), resumed=weights is not None), view.engines)
+
+
+def _why(view: FleetView, fit: bool, best: EngineView, *, again: bool, resumed: bool) -> Why:
+    if resumed:
+        return "resume"
+    if not fit or best.ejected:
+        return "panic"
+    if again:
+        return "elsewhere"
+    return "only" if len(view.engines) == 1 else "least_busy"
+
+
+def _ejected(view: FleetView) -> set[str]:
+    """The engines that are out: those that fail most, and no more than half."""
+    ejected = sorted((engine for engine in view.engines if engine.ejected), key=lambda engine: -engine.failing)
+    return {engine.id for engine in ejected[: int(len(view.engines) * _EJECTED_SHARE)]}
+
+
+def _cost(engine: EngineView, *, again: bool) -> tuple[bool, bool, float]:
+    return engine.full, again and engine.failing >= _FAILS, (engine.running + 1) / engine.share

@@ -5,12 +5,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine. `running` counts the attempts of ours on it now; `context_tokens` is None until it has said it."""
+    """One engine.
+
+    `ready` is what probes say; `draining`: it takes no new requests; `ejected`: its breaker is open; `rests_s` are the seconds
+    until it wants to be asked again. `running` counts the attempts of ours on it now, of at most `most_running` (None: it queues
+    itself). `share` (0 to 1] is how much of an engine's part it gets while it warms up; `failing` the share of its last requests
+    that failed. Engines with the same `weights` answer alike. `context_tokens` is None until it has said it.
+    """
 
     id: str
     ready: bool
     running: int = 0
     context_tokens: int | None = None
+    draining: bool = False
+    ejected: bool = False
+    rests_s: float = 0.0
+    most_running: int | None = None
+    share: float = 1.0
+    failing: float = 0.0
+    weights: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be given a request at all."""
+        return self.ready and not self.draining
+
+    @property
+    def full(self) -> bool:
+        """Whether it has as many of ours as it may have."""
+        return self.most_running is not None and self.running >= self.most_running
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +45,13 @@ class FleetView:
     @property
     def ready(self) -> bool:
         """Whether any engine can serve."""
-        return any(engine.ready for engine in self.engines)
+        return any(engine.usable for engine in self.engines)
+
+    @property
+    def room(self) -> int | None:
+        """How many more requests the engines may have now; None where one of them queues itself."""
+        usable = [engine for engine in self.engines if engine.usable and not engine.rests_s]
+        limits = [engine.most_running for engine in usable]
+        if None in limits:
+            return None
+        return sum(max((engine.most_running or 0) - engine.running, 0) for engine in usable)

@@ -43,6 +43,7 @@ from gateway.wire.jsonio import Decoder, JsonError
 _log = structlog.get_logger("interlock.server")
 
 TELL_S = 1.0
+NO_RETRY = b"x-no-retry"  # a header of clients that retry themselves: one layer only
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ class _Exchange:
             prompt = self._prompt = await prompt_for(model, request, app.services.registry)
             self._encoder = self._new_encoder(request, prompt.ids if prompt else ())
             check = answer_check(request.answer) if request.answer is not None else None
-            job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, check)
+            may_retry = NO_RETRY not in dict(self._scope["headers"])
+            job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, check, may_retry)
             await serve(job, app.admission)
 
     def _new_encoder(self, request: GenerateRequest, prompt_ids: Sequence[int] = ()) -> Encoder:
@@ -214,6 +216,8 @@ class _Exchange:
             with_tools=with_tools,
             tool_calls=sum(tally.calls for tally in ledger.tallies.values()),
             ended_thoughts=ledger.ended_thoughts,
+            retries=ledger.retries,
+            resumes=ledger.resumes,
             failures=tuple(ledger.failures().items()),
             notes=self._prompt.notes if self._prompt else (),
         )

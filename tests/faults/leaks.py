@@ -68,6 +68,12 @@ class NoLeaks:
         """Settings of one model on the engine at this address, with a key that must stay inside. `changed` as there."""
         return settings_for(url, engine={"api_key_env": _KEY_VARIABLE}, **changed)
 
+    @staticmethod
+    def settings_of(urls: Mapping[str, str], kind: str, engine: Mapping[str, Any], **changed: Any) -> Settings:
+        """Settings of one model on the engines at these addresses, by id. `engine` is of each, the rest as `settings`."""
+        each = {"kind": kind, "api_key_env": _KEY_VARIABLE, **engine}
+        return settings_for("", kind=kind, engines=[{"id": name, "url": url, **each} for name, url in urls.items()], **changed)
+
     async def _counted(self, served: Served, engines: tuple[FaultEngine, ...], sent: int, records: int) -> None:
         metrics: dict[str, float] = {}
 

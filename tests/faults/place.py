@@ -87,6 +87,61 @@ class Place:
                 await asyncio.sleep(0.005)
 
 
+@dataclass(slots=True)
+class Fleet(Place):
+    """The same with several engines, `a`, `b` and on; `engine` and `proxy` are those of `a`."""
+
+    engines: dict[str, FaultEngine]
+
+    @property
+    def seen(self) -> list[Seen]:
+        """What all engines saw, in the order in which it began."""
+        return sorted((seen for engine in self.engines.values() for seen in engine.seen), key=lambda each: each.began_s)
+
+    @property
+    def last(self) -> Seen:
+        """The last call that any engine saw."""
+        return self.seen[-1]
+
+    def unbroken(self) -> str:
+        """What any of the engines would say to the prompt of the last request, of which they may have seen several calls."""
+        return text_of(unbroken(min(self.since_last(), key=lambda each: len(each.prompt)).prompt))
+
+    def since_last(self) -> list[Seen]:
+        """The calls of the last request."""
+        return self.seen[self._before :]
+
+    _before: int = 0
+
+    async def ask(self, text: str, *, limit_s: float = LIMIT_S, **fields: Any) -> Answer:
+        """As there; one at a time."""
+        self._before = len(self.seen)
+        return await super(Fleet, self).ask(text, limit_s=limit_s, **fields)
+
+    async def ready(self, within_s: float = 5.0) -> None:
+        """Waits until the gateway counts every engine as ready."""
+        async with asyncio.timeout(within_s):
+            while not all(self.served.gateway.registry.is_ready(name) for name in self.engines):
+                await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    leaks: NoLeaks, kind: Kind, count: int = 2, *, engine: Mapping[str, Any] | None = None, **changed: Any
+) -> AsyncIterator[Fleet]:
+    """So many engines of this kind and a gateway. `engine` has settings of each; `changed` as for `settings_for`."""
+    async with contextlib.AsyncExitStack() as stack:
+        names = "abcdefgh"[:count]
+        engines = {name: await stack.enter_async_context(FaultEngine(name).working()) for name in names}
+        proxy = await stack.enter_async_context(FaultProxy(engines["a"].url).working())
+        urls = {name: each.url for name, each in engines.items()}
+        settings = leaks.settings_of(urls, kind, engine or {}, **changed)
+        served = await stack.enter_async_context(leaks.serving(settings, *engines.values()))
+        found = Fleet(engines["a"], proxy, served, leaks, kind, engines)
+        await found.ready()
+        yield found
+
+
 @contextlib.asynccontextmanager
 async def placed(leaks: NoLeaks, kind: Kind, *, proxied: bool = False, **changed: Any) -> AsyncIterator[Place]:
     """An engine of this kind and a gateway, watched, with or without a proxy between them. `changed` as for `settings_for`."""

@@ -154,16 +154,23 @@ async def test_e8_a_reset_in_mid_stream_is_marked_wherever_it_falls(place: Place
 
 @pytest.mark.parametrize("mode", ["close_mid_stream", "half_event", "end_mid_stream"])
 async def test_e9_a_truncated_body_is_marked(place: Place, mode: str) -> None:
-    for after in (0, 1, 2, 5, 11, 12, 13):
+    for after in (0, 1, 2, 5, 11):
         cut(place, await place.ask(f"[[tokens=12]][[chaos:{mode} after={after}]]"))
+
+
+@pytest.mark.parametrize("mode", ["close_mid_stream", "half_event", "end_mid_stream"])
+async def test_e9_a_body_that_is_truncated_after_its_end_of_turn_is_whole_or_marked(place: Place, mode: str) -> None:
+    for after in (12, 13):
+        answer = await place.ask(f"[[tokens=12]][[chaos:{mode} after={after}]]")
+        if answer.error is None:
+            assert place.whole(answer)
+        else:
+            cut(place, answer)
 
 
 async def test_e9_half_an_end_mark_is_no_stump_that_looks_whole(place: Place) -> None:
     answer = await place.ask("[[chaos:half_done]]")
-    if place.kind == "llamacpp":  # what is cut is why it ended
-        cut(place, answer)
-    else:
-        assert answer.error is not None or place.whole(answer)
+    assert answer.error is not None or place.whole(answer)
 
 
 async def test_e10_an_answer_that_says_why_it_ended_is_complete(place: Place) -> None:
@@ -180,6 +187,9 @@ async def test_e10_an_answer_whose_connection_ends_after_its_end_is_complete(pla
 
 async def test_e11_an_end_without_a_reason_is_never_a_stop(place: Place) -> None:
     answer = await place.ask("[[chaos:no_finish]]")
+    if place.kind == "llamacpp":  # the model's end of turn was seen
+        assert place.whole(answer)
+        return
     assert answer.error is not None
     assert answer.finishes == []
 

@@ -10,7 +10,7 @@ from engines.base import EngineInfo
 from engines.registry import make
 from gateway.events import AttemptFailed, AttemptStarted
 from gateway.fleet.registry import Member, Registry
-from gateway.routing.view import EngineView, FleetView
+from gateway.routing.view import FleetView
 
 
 def member(name: str, model: str = "m", url: str = "http://127.0.0.1:9", key: str | None = None) -> Member:
@@ -23,11 +23,14 @@ def test_views_are_of_one_model_and_keep_the_settings_order() -> None:
     registry.set_info("b", EngineInfo(context_tokens=100))
     registry.running.apply(AttemptStarted("r", 1, "a", "m", 0.0))
     seen = registry.view("m")
-    assert seen == FleetView((EngineView("b", False, 0, 100), EngineView("a", True, 1, None)))
+    first, second = seen.engines
+    assert (first.id, first.ready, first.running, first.context_tokens) == ("b", False, 0, 100)
+    assert (second.id, second.ready, second.running, second.context_tokens) == ("a", True, 1, None)
     assert registry.view("nobody") == FleetView(())
     registry.running.apply(AttemptFailed("r", 1, "a", "broke"))
     registry.set_ready("a", False)
-    assert registry.view("m").engines[1] == EngineView("a", False, 0, None)
+    now = registry.view("m").engines[1]
+    assert (now.id, now.ready, now.running) == ("a", False, 0)
     assert seen.engines[1].running == 1  # a snapshot does not move
 
 

@@ -181,7 +181,7 @@ async def test_an_engine_that_fails_on_the_way_is_an_error_after_what_was_said()
         engine.script = thinker("abcdef", "never", then=[RESET])
         *events, last = await served.stream(max_tokens=99, reasoning_budget=3)
     assert "".join(each["choices"][0]["delta"].get("reasoning_content") or "" for each in events) == "abc"
-    assert "closed the connection" in last["error"]["message"]
+    assert "ended in the middle" in last["error"]["message"]
 
 
 async def test_a_grammar_holds_from_where_the_thought_was_ended() -> None:

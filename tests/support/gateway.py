@@ -95,9 +95,12 @@ def tiny_model(template: str = "echo") -> Path:
     return file
 
 
+SECTIONS = ("server", "timeouts", "limits", "failures", "require_checks")
+
+
 def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | None = None, **changed: Any) -> Settings:
     """Settings of one model `m` on one engine `e`. Keys of `changed` are the model's, but for those that name a section."""
-    sections = {name: changed.pop(name) for name in ("server", "timeouts", "limits", "require_checks") if name in changed}
+    sections = {name: changed.pop(name) for name in SECTIONS if name in changed}
     source = {"format": "engine"} if kind == "openai" else {"source": str(tiny_model())}
     model = {"name": "m", **source, "engines": [{"id": "e", "url": url, "kind": kind, **(engine or {})}], **changed}
     server = {"port": 0, "admin_port": 0, "drain_s": 1, **sections.pop("server", {})}

@@ -1,0 +1,90 @@
+"""One choice's answer over all its attempts: what was read and given of it, and what is left to ask an engine for."""
+
+from dataclasses import dataclass
+
+from engines.base import Traits, Work
+from gateway.budget import Permit
+from gateway.course import Course, course_of
+from gateway.fleet.registry import Member
+from gateway.job import Job
+from gateway.reading import work_for
+from gateway.routing.resume import Cut
+from gateway.routing.retry import Tries
+
+
+@dataclass(slots=True)
+class Progress:
+    """`whole` is all of the work, `work` what is left of it, for the next attempt; `weights` those of the engine that began.
+    `number` counts the answers of this choice that were thrown away for their schema; with `may_miss` this one may be too. Times
+    are the loop's."""
+
+    job: Job
+    choice: int
+    number: int
+    may_miss: bool
+    course: Course
+    whole: Work
+    work: Work
+    weights: str
+    traits: Traits
+    tries: Tries
+    delivered: bool = False
+    first_s: float | None = None
+    last_token_s: float | None = None
+    permit: Permit | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of an answer was read."""
+        return self.delivered or self.first_s is not None
+
+    def cut(self, left_s: float) -> Cut:
+        """What tells whether another engine can go on."""
+        return Cut(
+            self.job.request,
+            constrained=self.whole.constraint is not None,
+            takes_ids=self.traits.takes_ids,
+            kept=self.course.resumable,
+            tokens=len(self.work.ids),
+            resumes=self.tries.resumes,
+            left_s=left_s,
+            same_penalties=self.traits.same_penalties,
+        )
+
+    def resume(self) -> None:
+        """The work is what is left of it, after what was read."""
+        self.tries.resumes += 1
+        course = self.course
+        rest = course.continued(self.whole) if course.must_go_on else course.resumed(self.whole)
+        self.work = rest if rest is not None else self.work
+
+    def give_back(self) -> None:
+        """The room that this retry had, if it was one, is another's."""
+        if self.permit is not None:
+            self.permit.give_back()
+
+
+def begun(job: Job, member: Member, choice: int, *, number: int, may_miss: bool, tries: Tries | None = None) -> Progress:
+    """A fresh answer, for an engine like this one. Each that is thrown away for its schema has another seed."""
+    traits = member.engine.traits
+    sampled = job.request.sampling.temperature != 0  # greedy answers are all the same
+    work = _work(job, choice + number * job.request.n)
+    return Progress(
+        job,
+        choice,
+        number,
+        may_miss=may_miss and sampled and job.model.rules.on_schema_miss == "retry",
+        course=course_of(job, choice, traits),
+        whole=work,
+        work=work,
+        weights=job.services.registry.weights(member.id),
+        traits=traits,
+        tries=tries or Tries(),
+    )
+
+
+def _work(job: Job, choice: int) -> Work:
+    prompt, rendered = job.prompt, job.model.rendered
+    if prompt is None or rendered is None:
+        return Work(request=job.request)
+    return work_for(rendered, job.request, prompt, choice=choice)

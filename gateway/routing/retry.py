@@ -1,0 +1,93 @@
+"""What a failed attempt allows: another engine, or nothing.
+
+Before its first byte an answer may be begun anew on another engine; after it, only gone on with exactly (`resume`). A request
+that took down two engines is not given to a third.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.errors import (
+    EngineBroke,
+    EngineError,
+    EngineGone,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnreachable,
+    GatewayError,
+)
+
+Blame = Literal["engine", "unreached", "busy", "none"]
+"""Whom a failure speaks against: the engine, the way to it, nobody as it had no room, or nobody at all."""
+
+Stopped = Literal["final", "attempts", "poison", "no_retry", "saturated", "budget", "no_engine", "resume_refused"]
+"""Why there is no further attempt: the failure is not the engine's, or which limit was met."""
+
+DEADLY_S = 1.0
+MOST_DEADLY = 2
+_TRY_ELSEWHERE = frozenset({408, 421, 429})
+
+
+def blame(error: GatewayError) -> Blame:
+    """What a failure says of the engine."""
+    if isinstance(error, EngineUnreachable) or (isinstance(error, EngineTimeout) and error.stage == "connect"):
+        return "unreached"
+    if isinstance(error, EngineRefused):
+        if error.status == 429 or (error.status == 503 and error.wait_s is not None):
+            return "busy"
+        return "engine" if error.status >= 500 else "none"
+    if isinstance(error, EngineTimeout):
+        return "none" if error.stage == "total" else "engine"
+    return "engine" if isinstance(error, EngineError) else "none"
+
+
+def elsewhere(error: GatewayError) -> bool:
+    """Whether another engine may do better."""
+    if isinstance(error, EngineRefused):
+        return error.status >= 500 or error.status in _TRY_ELSEWHERE
+    if isinstance(error, EngineTimeout):
+        return error.stage != "total"
+    return isinstance(error, EngineError)
+
+
+def deadly(error: GatewayError, after_s: float) -> bool:
+    """Whether the request may have taken the engine down: it was gone within a second, or out of memory."""
+    if isinstance(error, EngineGone):
+        return after_s <= DEADLY_S
+    return isinstance(error, EngineRefused | EngineBroke) and error.out_of_memory
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """At most `attempts` of one answer. At most `floor` retries at a time, or this share of the requests that run."""
+
+    attempts: int = 3
+    floor: int = 3
+    share: float = 0.1
+
+    def room(self, in_flight: int) -> int:
+        """How many retries may run beside so many requests."""
+        return max(self.floor, int(self.share * in_flight))
+
+
+@dataclass(slots=True)
+class Tries:
+    """The attempts of one answer."""
+
+    failed: list[str] = field(default_factory=list)  # engines
+    resumes: int = 0
+    deaths: int = 0
+    wait_s: float | None = None  # when the first engine that had no room may have some
+
+    def after(self, engine: str, error: GatewayError, after_s: float, rules: RetryRules) -> Stopped | None:
+        """Counts a failure. Why nothing may follow it; None where another engine may be tried."""
+        self.failed.append(engine)
+        if isinstance(error, EngineRefused) and error.wait_s is not None:
+            self.wait_s = error.wait_s if self.wait_s is None else min(self.wait_s, error.wait_s)
+        if not elsewhere(error):
+            return "final"
+        if deadly(error, after_s):
+            self.deaths += 1
+            if self.deaths >= MOST_DEADLY:
+                return "poison"
+        return "attempts" if len(self.failed) >= rules.attempts else None

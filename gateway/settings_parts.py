@@ -1,0 +1,134 @@
+"""The sections of the settings that say nothing of models: where the gateway listens, and its limits."""
+
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from gateway.settings_base import Port, Seconds, Section, wrong
+
+
+class ServerSettings(Section):
+    """Where the gateway listens, and what one request may cost it."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address of the API. Beyond loopback there is no protection yet: this version checks no keys."""
+
+    port: Port = 8080
+    """Port of the API; 0 takes a free one, which is logged."""
+
+    admin_host: str = Field("127.0.0.1", min_length=1)
+    """Address of `/metrics`, `/health` and `/ready`. Keep it on loopback or a private network."""
+
+    admin_port: Port | None = None
+    """Port of the admin address. Unset: 8081, or a free port, which is logged, where 8081 is taken."""
+
+    workers: int = Field(1, ge=1)
+    """Worker processes. This version runs exactly one."""
+
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1)
+    """The largest request body; a larger one is answered with 413."""
+
+    drain_s: float = Field(30.0, ge=0, allow_inf_nan=False)
+    """How long running answers may go on after SIGTERM; then they are ended with an error."""
+
+    headers_grace_s: float = Field(5.0, ge=0, allow_inf_nan=False)
+    """How long the headers of a streamed answer wait for its first token, so that a failure can still be a plain HTTP error."""
+
+    @field_validator("admin_port")
+    @classmethod
+    def _own_port(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and value == info.data.get("port") and info.data.get("host") == info.data.get("admin_host"):
+            raise wrong("must differ from `port`")
+        return value
+
+    @field_validator("workers")
+    @classmethod
+    def _one_worker(cls, value: int) -> int:
+        if value > 1:
+            raise wrong("this version runs one worker only: set 1, or leave it out")
+        return value
+
+
+class TimeoutSettings(Section):
+    """How long an engine may be silent in each stage of an answer."""
+
+    connect_s: Seconds = 1.0
+    """Until the connection stands."""
+
+    headers_s: Seconds = 600.0
+    """From the request's last byte to the engine's answer headers. llama.cpp sends them once a slot takes the request, so
+    that this covers its queue; engines that send them at once may have a shorter one."""
+
+    first_token_s: Seconds = 600.0
+    """From the answer headers to the first token. Covers a long prompt, and the queue of engines that send headers at once."""
+
+    between_tokens_s: Seconds = 30.0
+    """Between two tokens. Keep-alive comments do not count as tokens, and time spent waiting for the client does not count."""
+
+    total_s: Seconds = 3600.0
+    """The whole request."""
+
+
+class FailureSettings(Section):
+    """What happens when an engine fails."""
+
+    attempts: int = Field(3, ge=1)
+    """The most engines that are tried for one answer."""
+
+    retries: int = Field(3, ge=0)
+    """How many retries may run at a time, however few requests do. A retry counts until its engine generates."""
+
+    retry_share: float = Field(0.1, ge=0, le=1)
+    """The share of the running requests that may be retries, where that is more."""
+
+    resume: Literal["exact", "off"] = "exact"
+    """`exact`: an answer that its engine broke off is gone on with on another engine with the same weights, token by token, where
+    that gives what the first would have; else it ends with an error. `off`: it ends with an error."""
+
+    eject_failures: int = Field(5, ge=1)
+    """Failures in a row that take an engine out, while another can serve. So do two connections in a row that could not be made,
+    and a share of `eject_share` of its last 20 requests."""
+
+    eject_share: float = Field(0.4, gt=0, le=1)
+    """The share of an engine's last 20 requests, ten of them at least, whose failure takes it out."""
+
+    eject_s: Seconds = 10.0
+    """How long an engine is out before one request tries it; twice as long each time in a row, at most 300 s."""
+
+    slow_start_s: float = Field(30.0, ge=0, allow_inf_nan=False)
+    """Over how long an engine that was gone gets its part of the requests again: its cache is cold."""
+
+
+class LimitSettings(Section):
+    """What one request may ask, and how many may wait."""
+
+    n: int = Field(8, ge=1)
+    """The largest `n`."""
+
+    stop: int = Field(16, ge=0)
+    """The most `stop` strings."""
+
+    logprobs: int = Field(20, ge=0)
+    """The largest `top_logprobs`."""
+
+    tools: int = Field(256, ge=0)
+    """The most tools."""
+
+    messages: int = Field(10_000, ge=1)
+    """The most messages."""
+
+    queue_requests: int = Field(256, ge=0)
+    """The most requests, over all models, that may wait while their model has no ready engine; the next is answered with 429. A
+    ready engine queues requests itself."""
+
+    queue_wait_s: float = Field(30.0, ge=0, allow_inf_nan=False)
+    """The longest that a request may wait for its model to have a ready engine, and for a process to render its prompt; then it
+    is answered with 503."""
+
+    render_workers: int = Field(2, ge=0)
+    """Processes that render prompts, but for the quickest. Each holds the models' vocabularies. 0: the gateway renders them
+    itself, one prompt of a model after the other in a thread, where a chat template has 2 s of processor time."""
+
+    render_s: Seconds = 10.0
+    """The processor time that such a process may take for one prompt. Then it is stopped, and the request is answered with 400.
+    One that does not answer within twice that time is started again; where that does not help, the answer is 503."""
