@@ -50,7 +50,7 @@ class _Fault:
 
 
 class Prober:
-    """Probes the engines of a registry until its task is cancelled.
+    """Probes the engines of a registry, those that come later too, until its task is cancelled.
 
     `parity` has, by name, the models that are rendered here. `on_info` is told what an engine is, at first and when that changes.
     """
@@ -63,16 +63,35 @@ class Prober:
         on_info: Callable[[Member, EngineInfo], None],
         times: ProbeTimes | None = None,
     ) -> None:
-        self._watches = [
-            _Watch(member, registry, upstream, parity=parity.get(member.model), on_info=on_info, times=times or ProbeTimes())
-            for member in registry.members.values()
-        ]
+        self._registry = registry
+        self._upstream = upstream
+        self._parity = parity
+        self._on_info = on_info
+        self._times = times or ProbeTimes()
+        self._watched: dict[str, tuple[Member, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Probes for ever, each engine at its own pace."""
         async with asyncio.TaskGroup() as group:
-            for watch in self._watches:
-                group.create_task(watch.run())
+            while True:
+                self._follow(group)
+                await self._registry.changed()
+
+    def _follow(self, group: asyncio.TaskGroup) -> None:
+        """A watch for each engine that there is now, as it is now, and none for any other."""
+        members = self._registry.members
+        for engine_id, (member, task) in list(self._watched.items()):
+            now = members.get(engine_id)
+            if now is None or (now.place, now.api_key) != (member.place, member.api_key):
+                task.cancel()
+                del self._watched[engine_id]
+        for engine_id, member in members.items():
+            if engine_id not in self._watched:
+                self._watched[engine_id] = (member, group.create_task(self._watch(member).run()))
+
+    def _watch(self, member: Member) -> "_Watch":
+        parity = self._parity.get(member.model)
+        return _Watch(member, self._registry, self._upstream, parity=parity, on_info=self._on_info, times=self._times)
 
 
 class _Watch:

@@ -42,6 +42,11 @@ class Member:
     def __repr__(self) -> str:
         return f"Member({self.id!r}, {self.engine.kind!r})"
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What makes it this very engine: where that changes, nothing that was known of it holds."""
+        return self.model, self.engine.kind, self.root, self.engine_model, self.rank
+
     def url(self, path: str) -> URL:
         """A path below the engine's root."""
         return self.root.with_path(self.root.path.rstrip("/") + path)
@@ -71,11 +76,21 @@ class Registry:
         return MappingProxyType(self._members)
 
     def add(self, member: Member) -> None:
-        """A new engine, which is out until it was probed; or what is new of one that is here."""
-        if member.id in self._members:
-            self._members[member.id] = member
-        else:
+        """A new engine, which is out until it was probed; or what is new of one that is here, or on its way out. One that is
+        elsewhere now, or another, is a new one under an old name: what runs on the old goes on."""
+        known = self._members.get(member.id)
+        if known is None or known.place != member.place:
+            losses = self.losses(member.id)
             self._enter(member)
+            self._standings[member.id].losses = losses + 1  # what was asked before is not of this one
+        else:
+            self._members[member.id] = member
+            self._standings[member.id].leaving = False
+        self._wake()
+
+    def leave(self, engine_id: str) -> None:
+        """The engine gets no new requests, as it will be removed. Raises KeyError."""
+        self._standings[engine_id].leaving = True
         self._wake()
 
     def remove(self, engine_id: str) -> None:

@@ -38,7 +38,8 @@ class Standing:
         self.problem: Problem | None = "not_probed"
         self.losses = 0
         self.info = EngineInfo()
-        self.draining = False
+        self.draining = False  # its operator's wish
+        self.leaving = False  # it is on its way out
         self.breaker = Breaker(rules.breaker)
         self.served_s: float | None = None  # when traffic last heard of it
         self._slow_start_s = rules.slow_start_s
@@ -93,7 +94,7 @@ class Standing:
             ready=self.ready,
             running=running,
             context_tokens=self.info.context_tokens,
-            draining=self.draining,
+            draining=self.draining or self.leaving,
             ejected=not self.breaker.admits(now_s),
             rests_s=self.rests_s(now_s),
             most_running=most_running,

@@ -367,3 +367,31 @@ async def test_problems_are_words() -> None:
         async with probing(unwell.url, "http://127.0.0.1:9") as registry:
             assert [registry.problem(each) for each in ("e0", "e1")] == ["not_probed", "not_probed"]
             await until(lambda: registry.problem("e0") == "unhealthy" and registry.problem("e1") == "unreachable")
+
+
+async def test_engines_that_come_go_or_move_are_followed() -> None:
+    async with ScriptedEngine().running() as first, ScriptedEngine().running() as second, probing(first.url) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        registry.add(Member(id="e1", model="m", engine=make("llamacpp"), root=URL(second.url)))
+        await until(lambda: registry.is_ready("e1"))
+        registry.remove("e0")
+        await asyncio.sleep(0)
+        asked = len(first.seen)
+        await asyncio.sleep(10 * QUICK.ready_s)
+        assert len(first.seen) <= asked + 1  # the probe that was on its way
+        registry.add(replace(registry.members["e1"], root=URL(first.url)))
+        assert not registry.is_ready("e1")
+        await until(lambda: registry.is_ready("e1"))
+        asked = len(second.seen)
+        await asyncio.sleep(10 * QUICK.ready_s)
+        assert len(second.seen) <= asked + 1
+        assert len(first.seen) > 1
+
+
+async def test_an_engine_s_new_key_is_what_it_is_asked_with() -> None:
+    async with ScriptedEngine().running() as engine, probing(engine.url, key="old") as registry:
+        await until(lambda: registry.is_ready("e0"))
+        registry.add(replace(registry.members["e0"], api_key="new"))
+        assert registry.is_ready("e0")
+        await until(lambda: engine.seen[-1].headers["authorization"] == "Bearer new")
+        assert registry.is_ready("e0")

@@ -82,3 +82,38 @@ def test_paths_are_below_the_engine_s_root(root: str, path: str, url: str) -> No
 
 def test_a_key_is_never_shown() -> None:
     assert "sk-canary" not in repr(member("a", key="sk-canary"))
+
+
+def test_what_is_new_of_an_engine_changes_nothing_that_is_known_of_it() -> None:
+    registry = Registry([member("a"), member("b")])
+    registry.set_ready("a", True)
+    registry.leave("a")
+    assert not registry.view("m").ready
+    registry.add(member("a", key="sk-new"))
+    assert [each.id for each in registry.view("m").engines] == ["a", "b"]
+    assert registry.view("m").engines[0].usable
+    assert registry.members["a"].api_key == "sk-new"
+
+
+@pytest.mark.parametrize(("model", "url"), [("n", "http://127.0.0.1:9"), ("m", "http://127.0.0.1:10")])
+def test_an_engine_that_is_elsewhere_now_is_out_until_it_was_asked(model: str, url: str) -> None:
+    registry = Registry([member("a"), member("b")])
+    registry.set_ready("a", True)
+    asked_before = registry.losses("a")
+    registry.add(member("a", model, url))
+    assert registry.problem("a") == "not_probed"
+    assert registry.losses("a") != asked_before  # the old one's answer does not count for the new one
+    assert str(registry.members["a"].root) == url
+
+
+def test_one_that_leaves_gets_nothing_and_its_operator_s_wish_is_another() -> None:
+    registry = Registry([member("a")])
+    registry.set_ready("a", True)
+    registry.drain("a", True)
+    registry.leave("a")
+    registry.add(member("a"))
+    assert not registry.view("m").ready  # drained still
+    registry.drain("a", False)
+    assert registry.view("m").ready
+    registry.remove("a")
+    assert registry.view("m") == FleetView(())
