@@ -36,7 +36,7 @@ class Sglang:
     """The adapter. It keeps the grammars of the last tool sets, in GBNF: SGLang's xgrammar reads llama.cpp's language."""
 
     kind = "sglang"
-    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}))
+    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}), ranks=True)
     health_path = "/health"
     info_paths = ("/v1/models",)
 
@@ -57,6 +57,8 @@ class Sglang:
         body: dict[str, Any] = {"input_ids": work.ids, "stream": True, "sampling_params": sampling}
         if request.logprobs is not None:
             body |= {"return_logprob": True, "top_logprobs_num": request.logprobs}
+        if work.rank is not None:
+            body["routed_dp_rank"] = work.rank
         return Call("/generate", encode(body))
 
     def reader(self, work: Work) -> "SglangReader":

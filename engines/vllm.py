@@ -20,6 +20,7 @@ from gateway.errors import BadRequest, GatewayError
 from gateway.request import Sampling
 from gateway.wire.jsonio import encode
 
+RANK_HEADER = "X-data-parallel-rank"
 _SEEDS = 2**63  # the seeds of 64-bit numbers that are not negative
 
 
@@ -27,7 +28,7 @@ class Vllm:
     """The adapter. It keeps the grammars of the last tool sets, in GBNF: vLLM's xgrammar reads llama.cpp's language."""
 
     kind = "vllm"
-    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}))
+    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}), ranks=True)
     health_path = "/health"
     info_paths = ("/version", "/v1/models")
 
@@ -55,7 +56,7 @@ class Vllm:
             body |= {"logprobs": request.logprobs, "return_tokens_as_token_ids": True}
         if work.constraint is not None:
             body["structured_outputs"] = {"grammar": self._grammars.grammar(work.constraint, request.tools)}
-        return Call("/v1/completions", encode(body))
+        return Call("/v1/completions", encode(body), {} if work.rank is None else {RANK_HEADER: str(work.rank)})
 
     def reader(self, work: Work) -> CompletionsReader:
         """A fresh reader."""

@@ -23,6 +23,7 @@ from gateway.settings_fit import (
     AS_TEXT,
     AUTO_FORMAT,
     ENGINE_FORMAT,
+    MOST_RANKS,
     NATIVE,
     ControlTokens,
     Speech,
@@ -71,6 +72,14 @@ class EngineSettings(Section):
 
     api_key_env: str | None = None
     """The environment variable that holds the engine's API key. The key itself never stands in a settings file."""
+
+    ranks: int | None = Field(None, ge=1, le=MOST_RANKS)
+    """How many data-parallel ranks serve at this address. Each is an engine of its own, `ID.0` and on, and is told which one a
+    request is for. Unset: the server spreads requests itself."""
+
+    resolve: bool = False
+    """Take each address that the URL's host name has as an engine of its own, `ID@ADDRESS`, and follow changes of them. Only with
+    `http`: a certificate is of a name, not of an address."""
 
     @field_validator("url")
     @classmethod
@@ -143,8 +152,12 @@ class ModelSettings(Section):
     hold_arguments: bool = False
     """Hold a call's deltas back until it is whole, for clients that act on parts of a call. Not with `format: engine`."""
 
-    engines: Annotated[tuple[EngineSettings, ...], Field(strict=False), BeforeValidator(some)]
-    """The engines that serve this model."""
+    engines: Annotated[tuple[EngineSettings, ...], Field(strict=False), BeforeValidator(some)] = ()
+    """The engines that serve this model. May be absent only with `engines_file`."""
+
+    engines_file: Annotated[Path, Field(strict=False)] | None = None
+    """A YAML or JSON file with a list of more of them, each with an `id`, which is read again when it changes. A relative path
+    starts at the settings file."""
 
     @property
     def speech(self) -> Speech | None:
@@ -170,6 +183,15 @@ class ModelSettings(Section):
         except (RuntimeError, ValueError):  # no one's home, or a character that no path has
             raise wrong(f"{shown(str(value))} is no path") from None
         return source
+
+    @field_validator("engines_file")
+    @classmethod
+    def _placed(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        folder = context_of(info).folder
+        try:
+            return value if value is None or folder is None else source_path(folder, value)
+        except (RuntimeError, ValueError, OSError):  # no one's home, or a character that no path has
+            raise wrong(f"{shown(str(value))} is no path") from None
 
     @field_validator("format")
     @classmethod
@@ -236,7 +258,7 @@ def load(
     except ValidationError as error:
         told = {problem.path for problem in tree.problems}
         problems += [
-            tree.problem(each["loc"], _message(each)) for each in error.errors(include_url=False) if each["loc"] not in told
+            tree.problem(each["loc"], message_of(each)) for each in error.errors(include_url=False) if each["loc"] not in told
         ]
     wrong = {problem.path for problem in problems}
     for at, speech in speeches(tree.values, folder, wrong):
@@ -255,12 +277,13 @@ def _unread_variables(environ: Mapping[str, str]) -> Iterator[Problem]:
                 yield Problem(Place(name), (), f"not read: write {PREFIX}{section[0].upper()}__{key.upper()}")
 
 
-def _message(error: ErrorDetails) -> str:
+def message_of(error: ErrorDetails, below: KeyPath = ()) -> str:
+    """What is wrong with a value, in our words. `below`: what the values that were checked are a part of."""
     match error["type"]:
         case "missing":
             return "is missing"
         case "extra_forbidden":
-            return _unknown_key(error["loc"])
+            return _unknown_key((*below, *error["loc"]))
         case "model_type" | "model_attributes_type":
             return "must be a mapping of keys"
         case "tuple_type":

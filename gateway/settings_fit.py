@@ -14,6 +14,8 @@ from gateway.settings_tree import KeyPath, shown_path
 AUTO_FORMAT = "auto"
 ENGINE_FORMAT = "engine"
 
+MOST_RANKS = 256
+
 ToolMode = Literal["native", "constrained"]
 NATIVE: ToolMode = "native"
 ControlTokens = Literal["text", "special"]
@@ -85,7 +87,16 @@ def _names(models: Iterable[tuple[KeyPath, dict[str, Any]]]) -> Iterator[tuple[K
 def _engine_ids(models: Iterable[tuple[KeyPath, dict[str, Any]]]) -> Iterator[tuple[KeyPath, Any]]:
     for at, model in models:
         for place, engine in _rows(model.get("engines"), (*at, "engines")):
-            yield (*place, "id"), engine.get("id", engine_id(str(model.get("name")), int(place[-1])))
+            name = engine.get("id", engine_id(str(model.get("name")), int(place[-1])))
+            for each in rank_ids(name, engine.get("ranks")):
+                yield (*place, "id"), each
+
+
+def rank_ids(engine: Any, ranks: Any) -> list[Any]:
+    """The ids of an engine's ranks; its own where it has none."""
+    if not isinstance(ranks, int) or not 1 <= ranks <= MOST_RANKS:
+        return [engine]
+    return [f"{engine}.{rank}" for rank in range(ranks)]
 
 
 def _clashes(what: str, names: Iterable[tuple[KeyPath, Any]], reserved: str) -> Iterator[tuple[KeyPath, str]]:
@@ -100,6 +111,8 @@ def _clashes(what: str, names: Iterable[tuple[KeyPath, Any]], reserved: str) -> 
 def _model_misfits(at: KeyPath, model: Mapping[str, Any], kinds: Mapping[str, Traits]) -> Iterator[tuple[KeyPath, str]]:
     by_engine = model.get("format") == ENGINE_FORMAT
     constrained = model.get("tools") == "constrained"
+    if "engines" not in model and model.get("engines_file") is None:
+        yield (*at, "engines"), "is missing: list the engines, or name an `engines_file`"
     if model.get("source") is None and not by_engine:
         yield (*at, "source"), "is missing: give a GGUF file or a model directory, or set `format: engine`"
     if constrained and by_engine:
@@ -110,7 +123,16 @@ def _model_misfits(at: KeyPath, model: Mapping[str, Any], kinds: Mapping[str, Tr
         yield (*at, "hold_arguments"), "has no effect with `format: engine`: the engine's events pass as they come"
     if model.get("control_tokens") is not None and by_engine:
         yield (*at, "control_tokens"), "has no effect with `format: engine`: the engine tokenises the text"
-    for place, engine in _rows(model.get("engines"), (*at, "engines")):
+    form, tools = str(model.get("format", AUTO_FORMAT)), str(model.get("tools", NATIVE))
+    yield from engine_misfits(model.get("engines"), (*at, "engines"), form, tools, kinds)
+
+
+def engine_misfits(rows: Any, at: KeyPath, form: str, tools: str, kinds: Mapping[str, Traits]) -> Iterator[tuple[KeyPath, str]]:
+    """What does not fit in a list of engines of a model with this `format` and `tools`."""
+    by_engine, constrained = form == ENGINE_FORMAT, tools == "constrained"
+    for place, engine in _rows(rows, at):
+        if engine.get("resolve") is True and str(engine.get("url")).lower().startswith("https:"):
+            yield (*place, "resolve"), "needs an `http` URL: a certificate is of a name, not of an address"
         kind = engine.get("kind")
         traits = kinds.get(kind) if isinstance(kind, str) else None
         if traits is None:
@@ -121,3 +143,5 @@ def _model_misfits(at: KeyPath, model: Mapping[str, Any], kinds: Mapping[str, Tr
             yield (*place, "kind"), f"{kind} templates and parses by itself: the model needs `format: engine`"
         if constrained and traits.takes_ids and "calls" not in traits.constraints:
             yield (*place, "kind"), f"{kind} cannot enforce tool calls, which `tools: constrained` needs"
+        if engine.get("ranks") is not None and not traits.ranks:
+            yield (*place, "ranks"), f"{kind} cannot be told which rank a request is for"

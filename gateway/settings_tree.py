@@ -50,9 +50,10 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettingsTree:
-    """The values of file and environment together, where each stands, and what was wrong already."""
+    """The values of file and environment together, where each stands, and what was wrong already. A mapping by keys,
+    or a list."""
 
-    values: dict[str, Any]
+    values: Any
     places: Mapping[KeyPath, Place]
     problems: tuple[Problem, ...]
 
@@ -94,6 +95,18 @@ def read_tree(file: Path, environ: Mapping[str, str]) -> SettingsTree:
             places = parents | kept | reading.places | {path: Place(name)}
             problems += reading.problems
     return SettingsTree(values, places, tuple(problems))
+
+
+def read_list(file: Path) -> SettingsTree:
+    """A file with a list. Raises SettingsError where it is none; an empty file, as one that is being written, is none."""
+    reading = _Reading(str(file), numbered=True)
+    try:
+        values = reading.read(_text(file), ())
+    except _Unreadable as error:
+        raise SettingsError((str(error.problem),)) from None
+    if not isinstance(values, list):
+        raise SettingsError((f"{file}: must be a list of engines, as `- {{id: …, url: …, kind: …}}`; `[]` is none",))
+    return SettingsTree(values, {(): Place(str(file), 1, 1)} | reading.places, tuple(reading.problems))
 
 
 def _text(file: Path) -> str:

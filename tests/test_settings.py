@@ -23,6 +23,7 @@ KINDS = {
     "llamacpp": Traits(takes_ids=True, streams_ids=False, choices=False, constraints=frozenset({"json", "calls"})),
     "openai": Traits(takes_ids=False, streams_ids=False, choices=True),
 }
+RANKED = {"vllm": Traits(takes_ids=True, streams_ids=True, choices=False, ranks=True)}
 FORMATS = ("plain", "hermes", "qwen25")
 
 MODEL = """
@@ -44,15 +45,19 @@ def speakable(_: Speech) -> Iterator[tuple[str, str]]:
     return iter(())
 
 
-def read(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> Settings:
+def read(
+    folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None, kinds: Mapping[str, Traits] = KINDS
+) -> Settings:
     file = folder / "f.yaml"
     file.write_bytes(text if isinstance(text, bytes) else dedent(text).encode())
-    return load(file, environ or {}, kinds=KINDS, formats=FORMATS, inspect=speakable)
+    return load(file, environ or {}, kinds=kinds, formats=FORMATS, inspect=speakable)
 
 
-def problems(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
+def problems(
+    folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None, kinds: Mapping[str, Traits] = KINDS
+) -> list[str]:
     with pytest.raises(SettingsError) as caught:
-        read(folder, text, environ)
+        read(folder, text, environ, kinds)
     return [problem.replace(f"{folder}/", "") for problem in caught.value.problems]
 
 
@@ -93,6 +98,7 @@ def test_every_key_can_be_set(folder: Path) -> None:
             on_parse_failure: error
             on_schema_miss: retry
             hold_arguments: true
+            engines_file: engines.yaml
             engines:
               - {id: e, url: "https://e.test:8/pre/", kind: llamacpp, model: big, api_key_env: KEY, most_running: 9, weights: w}
         timeouts: {connect_s: 1, headers_s: 2, first_token_s: 3, between_tokens_s: 4, total_s: 5}
@@ -114,11 +120,35 @@ def test_every_key_can_be_set(folder: Path) -> None:
         "most_running": 9,
         "weights": "w",
         "api_key_env": "KEY",
+        "ranks": None,
+        "resolve": False,
     }
+    assert found.models[0].engines_file == folder / "engines.yaml"
     assert found.timeouts.model_fields_set == set(type(found.timeouts).model_fields)
     assert found.limits.model_fields_set == set(type(found.limits).model_fields)
     assert found.failures.model_fields_set == set(type(found.failures).model_fields)
     assert "sk-secret" not in repr(found)
+
+
+def test_an_engine_of_several_ranks_or_addresses(folder: Path) -> None:
+    engine = "{id: e, url: 'http://e.test:8', kind: vllm, ranks: 4, resolve: true}"
+    (model,) = read(folder, MODEL.replace('{url: "http://127.0.0.1:1", kind: llamacpp}', engine), kinds=RANKED).models
+    assert (model.engines[0].ranks, model.engines[0].resolve) == (4, True)
+
+
+def test_ranks_are_few_and_have_ids_of_their_own(folder: Path) -> None:
+    assert problems(folder, engine_with(ranks="257", kind="vllm"), kinds=RANKED) == [
+        "f.yaml:7:5: models[0].engines[0].ranks: must be less than or equal to 256"
+    ]
+    engines = "[{id: e.1, url: 'http://h:1', kind: vllm}, {id: e, url: 'http://h:2', kind: vllm, ranks: 2}]"
+    assert problems(folder, f"models: [{{name: m, source: m.gguf, engines: {engines}}}]", kinds=RANKED) == [
+        "f.yaml:1:89: models[0].engines[1].id: `e.1` is taken by models[0].engines[0].id"
+    ]
+
+
+def test_a_file_of_engines_stands_for_the_list(folder: Path) -> None:
+    (model,) = read(folder, "models: [{name: m, source: m.gguf, engines_file: sub/e.yaml}]").models
+    assert (model.engines, model.engines_file) == ((), folder / "sub/e.yaml")
 
 
 def test_settings_are_frozen_and_can_be_made_in_code() -> None:
@@ -274,6 +304,26 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
         ["f.yaml:6:5: models[0].engines[0].kind: unknown kind of engine; did you mean `llamacpp`?; supported: llamacpp, openai"],
     ),
     "a kind that is a list": (engine_with(kind="[a]"), ["f.yaml:6:5: models[0].engines[0].kind: must be a valid string"]),
+    "no engines": (
+        "models: [{name: m, source: m.gguf}]",
+        ["f.yaml:1:10: models[0].engines: is missing: list the engines, or name an `engines_file`"],
+    ),
+    "a list of no engines": (
+        "models: [{name: m, source: m.gguf, engines: []}]",
+        ["f.yaml:1:36: models[0].engines: must have at least one item"],
+    ),
+    "a file of engines in no one's home": (
+        "models: [{name: m, source: m.gguf, engines_file: ~nobody.here/e.yaml}]",
+        ["f.yaml:1:36: models[0].engines_file: '~nobody.here/e.yaml' is no path"],
+    ),
+    "ranks of a kind that has none": (
+        engine_with(ranks="2"),
+        ["f.yaml:7:5: models[0].engines[0].ranks: llamacpp cannot be told which rank a request is for"],
+    ),
+    "addresses of a certificate's name": (
+        engine_with(url="https://h:1", resolve="true"),
+        ["f.yaml:7:5: models[0].engines[0].resolve: needs an `http` URL: a certificate is of a name, not of an address"],
+    ),
     "a key in the file": (
         engine_with(api_key="sk-secret"),
         ["f.yaml:7:5: models[0].engines[0].api_key: unknown key; did you mean `api_key_env`?"],
