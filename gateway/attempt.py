@@ -12,6 +12,7 @@ from gateway.course import Course
 from gateway.errors import EngineBroke, EngineGone, EngineRefused, GatewayError
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
+from gateway.fleet.visit import Visit
 from gateway.progress import Progress
 from gateway.routing.policy import Decision
 from gateway.timer import StageTimer
@@ -32,7 +33,7 @@ class Attempt:
         self.number = 0
         self._decision = decision
         self._job = progress.job
-        self._registry = progress.job.services.registry
+        self._visit: Visit | None = None
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._heard_s = 0.0
@@ -43,27 +44,27 @@ class Attempt:
 
     async def run(self) -> bool:
         """Serves the choice; False where the answer was thrown away and may be tried again. Raises a GatewayError."""
-        job, member, registry = self._job, self.member, self._registry
+        job, member = self._job, self.member
         ledger, emit = job.ledger, job.services.bus.emit
         ledger.attempts += 1
         ledger.engine = member.id
         self.number = number = ledger.attempts
         decision = self._decision
+        visit = self._visit = job.services.registry.visit(member.id)
         emit(AttemptStarted(ledger.request_id, number, member.id, member.model, self._began_s, decision.why, decision.considered))
-        registry.started(member.id)
         failure: str | None = "internal"
         try:
             failure = None if await self._serve() else SCHEMA_MISS
-            registry.served(member.id)
+            visit.served()
         except GatewayError as error:
             failure = error.reason
-            registry.failed(member.id, error)
+            visit.failed(error)
             raise
         except asyncio.CancelledError:
             failure = "cancelled"
-            registry.excused(member.id)
             raise
         finally:
+            visit.over()
             if failure is not None and job.sink.gone:
                 emit(ClientGone(ledger.request_id, number, member.id))
             elif failure is not None:
@@ -154,7 +155,8 @@ class Attempt:
         timer.enter("between_tokens")
         if now - self._heard_s >= HEARD_EACH_S:
             self._heard_s = now
-            self._registry.heard(self.member.id)
+            if self._visit is not None:
+                self._visit.heard()
             progress.give_back()
         if progress.last_token_s is not None:
             self._job.ledger.inter_token_s.append(((now - progress.last_token_s) / tokens, tokens))

@@ -34,21 +34,24 @@ async def next_attempt(failed: Attempt, error: GatewayError) -> Attempt:
     stopped = progress.tries.after(failed.member.id, error, failed.age_s(), job.services.retries.rules)
     if stopped is None and not job.may_retry:
         stopped = "no_retry"
+    if stopped is None and job.services.pressure.saturated:
+        stopped = "saturated"
     if stopped is not None:
         _end(failed, error, stopped)
     against = objection(progress.cut(_left_s(job)), on=job.services.resume)
     if against is not None and progress.delivered:
         _end(failed, error, "resume_refused", against)
     goes_on = against is None and progress.begun
-    if _choose(progress, goes_on).engine is None:
-        _end(failed, error, "no_engine")
+    decision = _choose(progress, goes_on)
+    if decision.engine is None:
+        _no_engine(failed, error, decision)
     progress.permit = await job.services.retries.permit()
     if progress.permit is None:
         _end(failed, error, "budget")
     decision = _choose(progress, goes_on)  # others may have gone there, or it may be gone, since
     if decision.engine is None:
         progress.give_back()
-        _end(failed, error, "no_engine")
+        _no_engine(failed, error, decision)
     return _attempt(progress, job.services.registry.members[decision.engine], decision)
 
 
@@ -77,6 +80,14 @@ def _attempt(progress: Progress, member: Member, decision: Decision) -> Attempt:
 
 def _left_s(job: Job) -> float:
     return job.ledger.received_s + job.services.limits.total_s - asyncio.get_running_loop().time()
+
+
+def _no_engine(failed: Attempt, error: GatewayError, decision: Decision) -> NoReturn:
+    """There is no other engine now. Where one only rests, the client may come back as soon as its rest is over."""
+    tries = failed.progress.tries
+    if tries.wait_s is not None and decision.wait_s is not None:
+        tries.wait_s = min(tries.wait_s, decision.wait_s)
+    _end(failed, error, "no_engine")
 
 
 def _end(failed: Attempt, error: GatewayError, stopped: Stopped, against: Objection | None = None) -> NoReturn:

@@ -185,15 +185,16 @@ async def _up_to(limit: int, content: aiohttp.StreamReader) -> bytes:
 
 
 @contextmanager
-def _translated(connect_s: float) -> Iterator[None]:
-    """Turns the library's exceptions into ours. The messages name no address: they reach clients."""
+def _translated(limit_s: float) -> Iterator[None]:
+    """Turns the library's exceptions into ours. `limit_s` is what the connection may take, and of a probe all of it. The messages
+    name no address: they reach clients."""
     try:
         yield
     except aiohttp.ConnectionTimeoutError:
-        raise EngineTimeout("connect", connect_s) from None
+        raise EngineTimeout("connect", limit_s) from None
     except aiohttp.ClientConnectorError:
         raise EngineUnreachable("No connection to the engine could be made.") from None
     except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError):
         raise EngineGone("The engine closed the connection before its answer was complete.") from None
     except TimeoutError:
-        raise EngineUnreachable("The engine did not answer in time.") from None
+        raise EngineTimeout("headers", limit_s) from None

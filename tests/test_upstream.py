@@ -198,7 +198,7 @@ async def test_a_connection_that_is_not_accepted_is_a_timeout_of_its_stage() -> 
 async def test_a_probe_that_is_not_answered_gives_up() -> None:
     async with engine(WHOLE) as (running, upstream):
         running.answers["/health"] = [HANG]
-        with pytest.raises(EngineUnreachable, match="did not answer in time"):
+        with pytest.raises(EngineTimeout, match="did not answer in time"):
             await upstream.get(URL(running.url) / "health", api_key=None, limit_s=0.2)
 
 

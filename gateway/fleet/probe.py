@@ -1,6 +1,7 @@
 """Asks each engine whether it can serve, what it is, and whether it has the tokenizer that its prompts are made with.
 
-A failed probe takes an engine out, the next good one puts it back. Invariant: no engine whose model is rendered here is ready
+A failed probe takes an engine out, the next good one puts it back; one that only was not answered says nothing of an engine that
+generated meanwhile, or while our own loop stood still. Invariant: no engine whose model is rendered here is ready
 before its ids for a text were the model's own, since it was last out, said that it is another, or broke a connection; but for
 kinds that cannot tokenise. One that was restarted unseen, as another that says the same of itself, is found at the next of the
 comparisons that go on while it serves.
@@ -10,11 +11,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Self
 
 import structlog
 
 from engines.base import Call, EngineInfo
-from gateway.errors import EngineError, GatewayError
+from gateway.errors import EngineError, EngineTimeout, GatewayError
 from gateway.fleet.parity import Parity
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import Problem
@@ -22,6 +25,8 @@ from gateway.upstream import Upstream
 
 _log = structlog.get_logger("interlock.fleet")
 
+_BEAT_S = 0.1
+_STOOD_STILL = 0.1  # the share of a probe's time that the loop may stand still
 _MAX_IDS_BYTES = 1 << 18  # the text has some thousands of tokens at the most
 _MISMATCH = (
     "its token ids for a text are not those of the model's `source`: it serves another model or another revision of it, or its "
@@ -42,11 +47,41 @@ class ProbeTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Why an engine cannot serve: the word, and the sentence and figures for the log."""
+    """Why an engine cannot serve: the word, and the sentence and figures for the log. `silent`: it did not answer in time."""
 
     problem: Problem
     why: str
     figures: Mapping[str, object] = field(default_factory=dict)
+    silent: bool = False
+
+
+class _Pulse:
+    """How long the loop stood still while inside, in seconds: what a timer that rings after that tells is not the engine's."""
+
+    def __init__(self) -> None:
+        self.stood_s = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Self:
+        self._next()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._timer.cancel()
+        self._count()
+
+    def _next(self) -> None:
+        self._due_s = self._loop.time() + _BEAT_S
+        self._timer = self._loop.call_at(self._due_s, self._beat)
+
+    def _beat(self) -> None:
+        self._count()
+        self._next()
+
+    def _count(self) -> None:
+        late_s = self._loop.time() - self._due_s
+        if late_s > _BEAT_S:
+            self.stood_s += late_s
 
 
 class Prober:
@@ -136,14 +171,14 @@ class _Watch:
     async def _probe(self) -> bool:
         """Asks the engine once, and records the answer: whether it can serve."""
         engine_id, registry = self._member.id, self._registry
-        losses = registry.losses(engine_id)
-        try:
-            fault = await self._examine()
-        except GatewayError as error:
-            fault = _Fault("unreachable", error.message)
-        except Exception:  # a bug of ours in one probe must not end the probing of all engines
-            _log.exception("probe failed", engine=engine_id)
-            fault = _Fault("probe_failed", "the probe failed")
+        losses, began_s = registry.losses(engine_id), registry.now_s()
+        with _Pulse() as pulse:
+            fault = await self._fault()
+        if fault is not None and fault.silent and registry.is_ready(engine_id):
+            if registry.heard_since(engine_id, began_s):
+                return True
+            if pulse.stood_s >= self._times.limit_s * _STOOD_STILL:
+                return False
         if fault is not None:
             registry.set_ready(engine_id, False, fault.problem)
         elif losses == registry.losses(engine_id):
@@ -152,6 +187,16 @@ class _Watch:
             return False
         self._tell(fault)
         return fault is None
+
+    async def _fault(self) -> _Fault | None:
+        """What a probe finds wrong."""
+        try:
+            return await self._examine()
+        except GatewayError as error:
+            return _Fault("unreachable", error.message, silent=isinstance(error, EngineTimeout))
+        except Exception:  # a bug of ours in one probe must not end the probing of all engines
+            _log.exception("probe failed", engine=self._member.id)
+            return _Fault("probe_failed", "the probe failed")
 
     def _tell(self, fault: _Fault | None) -> None:
         """Logs what is new."""
@@ -212,7 +257,7 @@ class _Watch:
             )
             ids = member.engine.token_ids(body) if status == 200 else None
         except EngineError as error:
-            return _Fault("tokenizer_unknown", _unknown(call.path, error.message))
+            return _Fault("tokenizer_unknown", _unknown(call.path, error.message), silent=isinstance(error, EngineTimeout))
         if not ids:  # a kind's request to an engine of another is answered with an empty list
             what = f"status {status}" if ids is None else "it gave no ids: see that `kind` is right"
             return _Fault("tokenizer_unknown", _unknown(call.path, what))

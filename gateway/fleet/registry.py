@@ -13,10 +13,10 @@ from types import MappingProxyType
 from yarl import URL
 
 from engines.base import Engine, EngineInfo, EngineLoad
-from gateway.errors import EngineGone, EngineRefused, EngineUnreachable, GatewayError
 from gateway.fleet.standing import Problem, Standing, StandingRules
+from gateway.fleet.visit import Visit
+from gateway.routing.breaker import BreakerState
 from gateway.routing.inflight import InFlight
-from gateway.routing.retry import blame
 from gateway.routing.view import FleetView
 
 
@@ -48,8 +48,9 @@ class Member:
         return self.model, self.engine.kind, self.root, self.engine_model, self.rank
 
     def url(self, path: str) -> URL:
-        """A path below the engine's root."""
-        return self.root.with_path(self.root.path.rstrip("/") + path)
+        """A path below the engine's root, with its query."""
+        path, _, query = path.partition("?")
+        return self.root.with_path(self.root.path.rstrip("/") + path).with_query(query or None)
 
 
 class Registry:
@@ -107,16 +108,13 @@ class Registry:
         self._changed = asyncio.Event()
 
     def set_ready(self, engine_id: str, ready: bool, problem: Problem = "unreachable") -> None:
-        """Records an engine's health, and what is wrong where it is not ready. Wakes those who wait where it was ready and is
-        not, or is now."""
+        """Records what a probe found, and what is wrong where the engine is not ready. Wakes who waits where that changed."""
         standing = self._standings.get(engine_id)
         if standing is None:  # it was removed while it was asked
             return
-        changed = standing.ready != ready
-        standing.problem = None if ready else problem
-        if changed:
-            if ready:
-                standing.back(self._clock())
+        was_ready, was_down = standing.ready, standing.down
+        standing.probed(self._clock(), None if ready else problem)
+        if (was_ready, was_down) != (ready, standing.down):
             self._wake()
 
     def drain(self, engine_id: str, on: bool) -> None:
@@ -126,50 +124,22 @@ class Registry:
 
     # What traffic says
 
-    def started(self, engine_id: str) -> None:
-        """An attempt goes there."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            standing.breaker.started(self._clock())
-
-    def heard(self, engine_id: str) -> None:
-        """The engine generates for an attempt."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            standing.served_s = self._clock()
-
-    def served(self, engine_id: str) -> None:
-        """An attempt was answered."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            standing.breaker.succeeded(self._clock())
-
-    def excused(self, engine_id: str) -> None:
-        """An attempt ended for no reason of the engine's."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            standing.breaker.excused()
-
-    def failed(self, engine_id: str, error: GatewayError) -> None:
-        """An attempt failed, whoever is to blame."""
-        standing = self._standings.get(engine_id)
-        if standing is None:
-            return
-        now_s = self._clock()
-        match blame(error):
-            case "engine":
-                standing.breaker.failed(now_s)
-            case "unreached":
-                standing.breaker.failed(now_s, unreached=True)
-            case _:
-                standing.breaker.excused()
-        if isinstance(error, EngineRefused) and error.wait_s is not None:
-            standing.rest(now_s, error.wait_s)
-        if isinstance(error, EngineUnreachable | EngineGone):
-            self.lost(engine_id)
+    def visit(self, engine_id: str) -> Visit:
+        """An attempt goes there now. Raises KeyError."""
+        standing = self._standings[engine_id]
+        return Visit(standing, self._clock, lambda: self._lost(standing))
 
     def lost(self, engine_id: str) -> None:
         """Records that traffic found an engine gone, or that it broke off an answer. It may have been restarted with another
         model: it is out until it was asked."""
         if (standing := self._standings.get(engine_id)) is not None:
-            standing.lost()
-            self.set_ready(engine_id, False)
+            self._lost(standing)
+
+    def _lost(self, standing: Standing) -> None:
+        was_ready = standing.ready
+        standing.lost()
+        if was_ready:
+            self._wake()
 
     # What is known
 
@@ -187,6 +157,10 @@ class Registry:
         """All that is known of an engine. Raises KeyError."""
         return self._standings[engine_id]
 
+    def down(self, model: str) -> bool:
+        """Whether it is known that no engine of this model can be given a request."""
+        return all(self._standings[member.id].down for member in self._members.values() if member.model == model)
+
     def problem(self, engine_id: str) -> Problem | None:
         """Why this engine cannot serve; None where it can."""
         return self._standings[engine_id].problem
@@ -198,8 +172,13 @@ class Registry:
 
     def heard_since(self, engine_id: str, since_s: float) -> bool:
         """Whether the engine has generated for anyone since this time."""
-        served_s = self._standings[engine_id].served_s
-        return served_s is not None and served_s >= since_s
+        standing = self._standings.get(engine_id)
+        return standing is not None and standing.heard_s is not None and standing.heard_s >= since_s
+
+    def breaker_state(self, engine_id: str) -> BreakerState:
+        """What the engine's breaker is now; closed for one that is not there."""
+        standing = self._standings.get(engine_id)
+        return standing.breaker.state(self._clock()) if standing is not None else "closed"
 
     def now_s(self) -> float:
         """The time of what is recorded here."""

@@ -36,14 +36,15 @@ class Standing:
 
     def __init__(self, rules: StandingRules) -> None:
         self.problem: Problem | None = "not_probed"
+        self.asked = False  # whether that is a probe's word
         self.losses = 0
         self.info = EngineInfo()
         self.draining = False  # its operator's wish
         self.leaving = False  # it is on its way out
         self.breaker = Breaker(rules.breaker)
-        self.served_s: float | None = None  # when traffic last heard of it
+        self.heard_s: float | None = None  # when it last generated for anyone
         self._slow_start_s = rules.slow_start_s
-        self._gone = False
+        self._away = False
         self._rests_until_s = 0.0
         self._warm_s = 0.0  # from when on it has its whole part
         self._load: tuple[float, EngineLoad] | None = None
@@ -53,16 +54,29 @@ class Standing:
         """Whether it can serve, as far as is known."""
         return self.problem is None
 
-    def lost(self) -> None:
-        """Traffic found it gone."""
-        self.losses += 1
-        self._gone = True
+    @property
+    def down(self) -> bool:
+        """Whether it cannot be given a request, and that is known: nobody is about to ask what it is."""
+        out = self.asked and self.problem not in (None, "tokenizer_unknown")
+        return out or self.draining or self.leaving
 
-    def back(self, now_s: float) -> None:
-        """It can serve again. One that was gone may have a cold cache."""
-        if self._gone:
-            self._gone = False
+    def lost(self) -> None:
+        """Traffic found it gone: it is out until a probe has asked it."""
+        self.losses += 1
+        self.problem = "unreachable"
+        self.asked = False
+
+    def probed(self, now_s: float, problem: Problem | None) -> None:
+        """A probe found this wrong with it, or nothing. One that a probe had found away may have been restarted: its cache is
+        cold, and what its breaker knows is of another, so that one request tries it."""
+        self.problem = problem
+        self.asked = True
+        if problem in ("unreachable", "unhealthy"):
+            self._away = True
+        elif problem is None and self._away:
+            self._away = False
             self._warm_s = now_s + self._slow_start_s
+            self.breaker.back(now_s)
 
     def rest(self, now_s: float, for_s: float) -> None:
         """It wants no request for so long."""

@@ -1,7 +1,8 @@
-"""Whether an engine's own failures take it out of service, and for how long: a fold over what became of its attempts.
+"""Whether an engine's own failures take it out of service, and for how long: a fold over what became of its requests.
 
 Closed, requests go there. Open, none do until its time is over; each time in a row is longer. Then it is half open: one request
-tries it, and its end decides. Times are seconds of any clock that only goes forward.
+tries it, and decides. Each request that goes there is a visit, and counts once, while what it was a visit to still stands: one
+that began before the breaker opened says nothing of it later. Times are seconds of any clock that only goes forward.
 """
 
 from collections import deque
@@ -10,11 +11,14 @@ from typing import Literal
 
 BreakerState = Literal["closed", "open", "half_open"]
 
+_ASIDE = -1  # the visit of a request that was sent though none should be: where most of a fleet fails
+
 
 @dataclass(frozen=True, slots=True)
 class BreakerRules:
     """`failures` in a row open it, or `unreached` where no connection could be made, or a share of `failing` of the last `window`
-    requests (of at least half of them). It is open for `open_s`, twice as long each time in a row, at most `most_open_s`."""
+    requests (of at least half of them). It is open for `open_s`, twice as long each time until it has served `window` requests
+    well enough, at most `most_open_s`."""
 
     failures: int = 5
     unreached: int = 2
@@ -35,6 +39,7 @@ class Breaker:
         self._openings = 0  # in a row
         self._until_s: float | None = None
         self._trying = False
+        self._visit = 0  # the visits that count now
 
     def state(self, now_s: float) -> BreakerState:
         """What it is at this time."""
@@ -44,42 +49,58 @@ class Breaker:
 
     def admits(self, now_s: float) -> bool:
         """Whether a request may go there."""
-        state = self.state(now_s)
-        return state == "closed" or (state == "half_open" and not self._trying)
+        return self.state(now_s) != "open" and not self._trying
 
     @property
     def failing(self) -> float:
         """The share of the last requests that failed."""
         return sum(self._last) / len(self._last) if self._last else 0.0
 
-    def started(self, now_s: float) -> None:
-        """A request goes there, which is the trial of a breaker that is half open."""
-        if self.state(now_s) == "half_open":
-            self._trying = True
+    def started(self, now_s: float) -> int:
+        """A request goes there, which is the trial of a breaker that is half open. Its visit, for what becomes of it."""
+        if self._until_s is None:
+            return self._visit
+        if not self.admits(now_s):
+            return _ASIDE
+        self._trying = True
+        self._visit += 1
+        return self._visit
 
-    def excused(self) -> None:
-        """A request ended that says nothing of the engine."""
-        self._trying = False
+    def excused(self, visit: int) -> None:
+        """The request ended, and that says nothing of the engine."""
+        if visit == self._visit:
+            self._trying = False
 
-    def succeeded(self, now_s: float) -> None:
-        """A request was served. One that began before it opened does not close it."""
-        self._in_a_row = self._unreached = 0
-        self._last.append(False)
-        if self.state(now_s) == "half_open" and self._trying:
+    def heard(self, visit: int) -> None:
+        """The engine answers: that of a trial closes it, however long the answer is going to be."""
+        if visit == self._visit and self._trying:
+            self._trying = False
             self._until_s = None
-            self._openings = 0
             self._last.clear()
-        self._trying = False
 
-    def failed(self, now_s: float, *, unreached: bool = False) -> None:
-        """A request failed."""
+    def succeeded(self, visit: int) -> None:
+        """The request was served."""
+        self.heard(visit)
+        if visit == self._visit:
+            self._in_a_row = self._unreached = 0
+            self._last.append(False)
+            if len(self._last) == self._rules.window:
+                self._openings = 0
+
+    def failed(self, visit: int, now_s: float, *, unreached: bool = False) -> None:
+        """The request failed; `unreached`: no connection could be made."""
+        if visit != self._visit:
+            return
         self._last.append(True)
         self._in_a_row += 1
         self._unreached = self._unreached + 1 if unreached else 0
-        state = self.state(now_s)
-        if (state == "half_open" and self._trying) or (state == "closed" and self._too_many()):
+        if self._trying or self._too_many():
             self._open(now_s)
-        self._trying = False
+
+    def back(self, now_s: float) -> None:
+        """The engine was away and is there again: if it is open, its time is over."""
+        if self._until_s is not None and not self._trying:
+            self._until_s = min(self._until_s, now_s)
 
     def _too_many(self) -> bool:
         rules = self._rules
@@ -89,7 +110,8 @@ class Breaker:
         )
 
     def _open(self, now_s: float) -> None:
-        open_s = min(self._rules.open_s * 2**self._openings, self._rules.most_open_s)
+        self._until_s = now_s + min(self._rules.open_s * 2.0**self._openings, self._rules.most_open_s)
         self._openings = min(self._openings + 1, 32)
-        self._until_s = now_s + open_s
         self._in_a_row = self._unreached = 0
+        self._trying = False
+        self._visit += 1

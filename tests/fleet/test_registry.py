@@ -43,6 +43,7 @@ def test_what_each_engine_said_is_kept() -> None:
 
 async def test_only_changes_wake_those_who_wait() -> None:
     registry = fleet("a", "b")
+    registry.set_ready("a", False)
     woken = asyncio.create_task(registry.changed())
     await asyncio.sleep(0)
     registry.set_ready("a", False)
