@@ -16,6 +16,8 @@ from gateway.wire.sse import SseEvent
 
 MAX_COUNT = 1 << 40
 """Tokens. An engine that counts more of them counts wrongly."""
+MAX_LOAD_BYTES = 1 << 21
+"""What an engine says of itself is not read where it is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,10 @@ class Reader(Protocol):
     def chunk(self, event: SseEvent) -> Chunk | None:
         """What one server-sent event means; None for one that means nothing (comments, keep-alives)."""
 
+    def whole(self, body: bytes) -> Sequence[Chunk]:
+        """The answer as one JSON value, which some engines, and what stands before them, give instead of a stream; the reader is
+        done then. Raises EngineBroke, and for an error what `chunk` raises."""
+
     @property
     def done(self) -> bool:
         """Whether the protocol's own end was seen."""
@@ -110,28 +116,24 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine says of itself; None where it says nothing."""
+    """What an engine says of itself; None where it says nothing. Its cache finds a prompt again by blocks of `block_tokens`, and
+    holds `kv_tokens`."""
 
     version: str | None = None
     model: str | None = None
     context_tokens: int | None = None
+    block_tokens: int | None = None
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine says of its load; None where it says nothing. `kv_usage` is 0 to 1."""
+    """What an engine says of its load: requests that it works on, others that it holds, and how full its cache is (0 to 1). None
+    where it says nothing, which is not 0."""
 
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCache:
-    """How an engine keeps prompts: tokens a block, and in all; None where it does not say."""
-
-    block_tokens: int | None = None
-    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,15 @@ class Engine(Protocol):
 
     @property
     def info_paths(self) -> tuple[str, ...]:
-        """What to GET, in this order, for `info`."""
+        """What to GET, in this order, for `info`. It is asked with every probe, so that it costs an engine little."""
+
+    @property
+    def identity_paths(self) -> tuple[str, ...]:
+        """What to GET, in this order, for `identity`: once an engine has come, or come back, or is another."""
+
+    @property
+    def load_paths(self) -> tuple[str, ...]:
+        """What to GET for `load`: the first of these that the engine has."""
 
     def call(self, work: Work) -> Call:
         """The request for one attempt. Always asks for a stream. Raises BadRequest for what the engine cannot do."""
@@ -173,6 +183,13 @@ class Engine(Protocol):
 
     def info(self, bodies: Sequence[bytes]) -> EngineInfo:
         """Reads the answers of `info_paths`. Never raises: what cannot be read is None."""
+
+    def identity(self, bodies: Sequence[bytes], info: EngineInfo, rank: int | None) -> EngineInfo:
+        """`info`, with what the answers of `identity_paths` say beside it: of this data-parallel rank, or of the whole engine.
+        Never raises."""
+
+    def load(self, body: bytes, rank: int | None) -> EngineLoad:
+        """Reads the answer of one of `load_paths`, of this data-parallel rank or of the whole engine. Never raises."""
 
     def tokenize(self, text: str, model: str | None) -> Call | None:
         """The request for the ids of a text in which special tokens count and to which nothing is added; None where the engine

@@ -5,19 +5,17 @@ Invariant: the ids are the truth, and their text is never read. The id that ende
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
 from engines.base import Chunk, EngineInfo, TokenLogprob
-from engines.events import finish, mended, read
+from engines.events import finish, mended, read, understood
 from engines.refusal import ErrorObject, failure_in_stream
 from gateway.errors import EngineBroke
 from gateway.request import FinishReason, Usage
-from gateway.wire.jsonio import Decoder, JsonError
+from gateway.wire.jsonio import Decoder
 from gateway.wire.sse import SseEvent
-
-T = TypeVar("T")
 
 MAX_ID = 2**31 - 1
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
@@ -116,6 +114,19 @@ class CompletionsReader:
             self._last = msgspec.structs.replace(self._last, usage=_usage(said.usage))
         return None
 
+    def whole(self, body: bytes) -> tuple[Chunk, ...]:
+        """Written as an event that has everything."""
+        said = read(_EVENT, mended(body))
+        if said.error is not None:
+            raise failure_in_stream(said.error)
+        first = self._answer(said.choices) if said.choices else None
+        if (last := self.ended()) is None:
+            raise EngineBroke("The engine ended without saying why.")
+        self.done = True
+        if said.usage is not None:
+            last = msgspec.structs.replace(last, usage=_usage(said.usage))
+        return (last,) if first is None else (first, last)
+
     def ended(self) -> Chunk | None:
         """The last tokens, where the reason was seen or must be the limit."""
         return Chunk(finish="length") if self._last is None and self._left == 0 else self._last
@@ -177,19 +188,11 @@ def without_end(chunk: Chunk, reason: FinishReason, stop_ids: frozenset[int], sp
 
 def model_info(models: bytes, version: bytes = b"") -> EngineInfo:
     """What `/v1/models`, which lists one model under each of its names, and its adapters, and `/version` say."""
-    listed = _said(_MODELS, models)
-    told = _said(_VERSION, version)
+    listed = understood(_MODELS, models)
+    told = understood(_VERSION, version)
     cards = listed.data if listed is not None else []
     return EngineInfo(
         version=told.version if told is not None else None,
         model=cards[0].id if len(cards) == 1 else None,
         context_tokens=min((card.max_model_len for card in cards if card.max_model_len), default=None),
     )
-
-
-def _said(decoder: Decoder[T], body: bytes) -> T | None:
-    """What an answer says; None where it cannot be read."""
-    try:
-        return decoder.decode(body)
-    except JsonError:
-        return None

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engines.base import MAX_LOAD_BYTES
 from gateway.errors import EngineBroke, shown
 from gateway.request import FinishReason
 from gateway.wire.jsonio import Decoder, JsonError, without_lone_surrogates
@@ -43,6 +44,14 @@ def read(decoder: Decoder[T], data: bytes) -> T:
         return decoder.decode(without_lone_surrogates(data))
     except JsonError as error:
         raise EngineBroke(f"The engine sent an event that is not what its protocol says: {error.message}.") from None
+
+
+def understood(decoder: Decoder[T], body: bytes) -> T | None:
+    """What an answer says that an engine may leave out; None where it cannot be read, or is too long."""
+    try:
+        return decoder.decode(body) if len(body) <= MAX_LOAD_BYTES else None
+    except JsonError:
+        return None
 
 
 def token_ids(body: bytes) -> tuple[int, ...]:

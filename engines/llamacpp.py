@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from engines.base import MAX_COUNT, Call, Chunk, EngineInfo, TokenLogprob, Traits, Work
+from engines.base import MAX_COUNT, Call, Chunk, EngineInfo, EngineLoad, TokenLogprob, Traits, Work
 from engines.events import finish, mended, read, token_ids
+from engines.exposition import LoadScrape, count
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError
@@ -33,6 +34,8 @@ class LlamaCpp:
     traits = Traits(takes_ids=True, streams_ids=False, choices=False, constraints=frozenset({"json", "calls"}))
     health_path = "/health"
     info_paths = ("/props",)
+    identity_paths = ()
+    load_paths = ("/metrics",)
 
     def __init__(self) -> None:
         self._grammars = GrammarCache()
@@ -75,7 +78,7 @@ class LlamaCpp:
         return refusal(status, body)
 
     def info(self, bodies: Sequence[bytes]) -> EngineInfo:
-        """From `/props`. The context is that of one slot."""
+        """From `/props`. The context is that of one slot; its cache is that of all slots, by single tokens."""
         try:
             props = _PROPS.decode(bodies[0])
         except (JsonError, IndexError):
@@ -86,7 +89,18 @@ class LlamaCpp:
             version=props.build_info or None,
             model=name.replace("\\", "/").rpartition("/")[2] or None,
             context_tokens=(settings.n_ctx or None) if settings else None,
+            block_tokens=1 if settings else None,
+            kv_tokens=(count(settings.n_ctx * props.total_slots) or None) if settings else None,
         )
+
+    def identity(self, _bodies: Sequence[bytes], info: EngineInfo, _rank: int | None) -> EngineInfo:
+        """`/props` says all."""
+        return info
+
+    def load(self, body: bytes, rank: int | None) -> EngineLoad:
+        """From `/metrics`, where the server was started with `--metrics`. How full its cache is it does not say there, and its
+        `/slots` writes out each slot's settings."""
+        return _LOAD.load(body, rank)
 
     def tokenize(self, text: str, _model: str | None) -> Call:
         """Special tokens written in the text count; no BOS is added."""
@@ -159,10 +173,12 @@ class _Props(msgspec.Struct):
     model_alias: str = ""
     model_path: str = ""
     default_generation_settings: _Settings | None = None
+    total_slots: int = 0
 
 
 _STEP = Decoder(_Step)
 _PROPS = Decoder(_Props)
+_LOAD = LoadScrape(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred")
 
 
 class LlamaCppReader:
@@ -199,6 +215,15 @@ class LlamaCppReader:
         if self._stop_id is not None:
             return Chunk(stop_id=self._stop_id, usage=Usage(step.tokens_evaluated, self._predicted, self._cached))
         return self._token(step)
+
+    def whole(self, body: bytes) -> tuple[Chunk, Chunk]:
+        """It has all ids, those that a stream loses too."""
+        step = read(_STEP, mended(body))
+        if step.error is not None:
+            raise failure_in_stream(step.error)
+        if not step.stop:
+            raise EngineBroke("The engine's answer has no end: it may be cut.")
+        return self._token(step), self._end(msgspec.structs.replace(step, content=""))
 
     def ended(self) -> Chunk | None:
         """Its last event is the end, but where a stop id was one, or the limit must be."""

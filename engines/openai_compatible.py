@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from engines.base import MAX_COUNT, Call, Chunk, EngineInfo, Traits, Work
+from engines.base import MAX_COUNT, Call, Chunk, EngineInfo, EngineLoad, Traits, Work
 from engines.events import finish, mended, read
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError
@@ -37,6 +37,7 @@ _FINISH: Mapping[str, FinishReason] = {
     "content_filter": "content_filter",
 }
 _FIELDS = Decoder(dict[str, Raw])
+_OBJECTS = Decoder(list[dict[str, Raw]])
 _MAX_HELD_CHARS = 1 << 16
 _TRUE, _NULL = Raw(b"true"), Raw(b"null")
 
@@ -48,6 +49,8 @@ class OpenAiCompatible:
     traits = Traits(takes_ids=False, streams_ids=False, choices=True)
     health_path = "/v1/models"
     info_paths = ("/v1/models",)
+    identity_paths = ()
+    load_paths = ()
 
     def call(self, work: Work) -> Call:
         """The client's body with `model`, `stream` and `stream_options.include_usage` set, all else byte for byte.
@@ -87,6 +90,14 @@ class OpenAiCompatible:
             return EngineInfo()
         meta = models[0].meta
         return EngineInfo(model=models[0].id, context_tokens=models[0].max_model_len or (meta.n_ctx if meta else None))
+
+    def identity(self, _bodies: Sequence[bytes], info: EngineInfo, _rank: int | None) -> EngineInfo:
+        """Such engines have nothing more in common."""
+        return info
+
+    def load(self, _body: bytes, _rank: int | None) -> EngineLoad:
+        """Nor do they say their load in one way."""
+        return EngineLoad()
 
     def tokenize(self, _text: str, _model: str | None) -> None:
         """The gateway tokenises nothing for such an engine."""
@@ -208,6 +219,13 @@ class OpenAiReader:
         self._counted: dict[int, int] = {}
         self.done = False
 
+    def whole(self, body: bytes) -> list[Chunk]:
+        """A chat completion, as the events that would have said it: one for each choice, and one for the usage."""
+        events = [SseEvent(data) for data in _as_events(mended(body))]
+        chunks = [chunk for event in events if (chunk := self.chunk(event)) is not None]
+        self.done = True
+        return chunks
+
     def ended(self) -> None:
         """Only its end mark says that all choices and the usage were told."""
 
@@ -279,6 +297,31 @@ class TokensReader(OpenAiReader):
         deltas = super()._deltas(choice)
         tokens = _generated(choice) if isinstance(choice, _TokensChoice) else ()
         return [Tokens(tokens), *deltas] if tokens else deltas
+
+
+def _as_events(body: bytes) -> list[bytes]:
+    """The data of the events of a whole answer. Raises EngineBroke."""
+    answer = read(_FIELDS, body)
+    choices = read(_OBJECTS, bytes(answer.get("choices", b"[]")))
+    if "error" in answer or not choices:
+        return [body]
+    usage = answer.pop("usage", _NULL)
+    answer["object"] = Raw(b'"chat.completion.chunk"')
+    events = []
+    for choice in choices:
+        choice["delta"] = _delta(choice.pop("message", _NULL))
+        events.append(encode({**answer, "choices": [choice]}))
+    return [*events, encode({**answer, "choices": [], "usage": usage})]
+
+
+def _delta(message: Raw) -> Raw:
+    """A whole message as a delta: its calls have an index."""
+    delta = read(_FIELDS, bytes(message))
+    told = delta.get("tool_calls", _NULL)
+    if told != _NULL:
+        calls = read(_OBJECTS, bytes(told))
+        delta["tool_calls"] = Raw(encode([{"index": number, **call} for number, call in enumerate(calls)]))
+    return Raw(encode(delta))
 
 
 def _generated(choice: _TokensChoice) -> tuple[TokenShown, ...]:

@@ -9,15 +9,18 @@ A stream has begun before SGLang looks at the request, so that most refusals com
 aborted.
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from engines.base import Call, Chunk, EngineInfo, TokenLogprob, Traits, Work
+from engines.base import Call, Chunk, EngineInfo, EngineLoad, TokenLogprob, Traits, Work
 from engines.completions import TokenId, model_info, without_end
-from engines.events import finish, mended, read, token_ids
+from engines.events import finish, mended, read, token_ids, understood
+from engines.exposition import LoadScrape, added, fullest
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, GatewayError
@@ -28,6 +31,7 @@ from gateway.wire.sse import SseEvent
 _SEEDS = 2**63  # the seeds of 64-bit numbers that are not negative
 _MAX_REPETITION = 2
 _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
+_UNSAID = math.nan
 _NO_LOGPROB = -9999.0  # what OpenAI says of a token that is not among the likeliest
 _TOO_LONG = re.compile(r"input \((\d+) tokens\) is longer than the model's context length \((\d+) tokens\)")
 
@@ -39,6 +43,8 @@ class Sglang:
     traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}), ranks=True)
     health_path = "/health"
     info_paths = ("/v1/models",)
+    identity_paths = ("/server_info",)
+    load_paths = ("/metrics", "/v1/loads?include=core")
 
     def __init__(self) -> None:
         self._grammars = GrammarCache()
@@ -70,9 +76,28 @@ class Sglang:
         return refusal(status, body)
 
     def info(self, bodies: Sequence[bytes]) -> EngineInfo:
-        """From `/v1/models`, which lists LoRA adapters too. The version is left out: only `/server_info` has it, which asks every
-        scheduler, and this is asked with every probe."""
+        """From `/v1/models`, which lists LoRA adapters too."""
         return model_info(bodies[0]) if bodies else EngineInfo()
+
+    def identity(self, bodies: Sequence[bytes], info: EngineInfo, rank: int | None) -> EngineInfo:
+        """From `/server_info`, which asks every scheduler. Its count of tokens is that of one data-parallel rank."""
+        told = (understood(_SERVER, bodies[0]) if bodies else None) or _Server()
+        ranks = told.dp_size if rank is None else 1
+        return replace(
+            info, version=told.version, block_tokens=added([told.page_size]), kv_tokens=added([told.max_total_num_tokens * ranks])
+        )
+
+    def load(self, body: bytes, rank: int | None) -> EngineLoad:
+        """From `/metrics`, where the server was started with `--enable-metrics`, else from `/v1/loads`."""
+        if not body.startswith(b"{"):
+            return _LOAD.load(body, rank)
+        told = understood(_LOADS, body)
+        loads = [each for each in told.loads if rank in (None, each.dp_rank)] if told is not None else []
+        return EngineLoad(
+            running=added(each.num_running_reqs for each in loads),
+            waiting=added(each.num_waiting_reqs for each in loads),
+            kv_usage=fullest(each.token_usage for each in loads),
+        )
 
     def tokenize(self, text: str, _model: str | None) -> Call:
         """Special tokens written in the text count; no BOS is added."""
@@ -139,7 +164,30 @@ class _Event(msgspec.Struct, gc=False):
     error: ErrorObject | str | None = None
 
 
+class _Server(msgspec.Struct):
+    version: str | None = None
+    page_size: float = _UNSAID
+    max_total_num_tokens: float = _UNSAID
+    dp_size: float = 1
+
+
+class _Load(msgspec.Struct):
+    dp_rank: int = 0
+    num_running_reqs: float = _UNSAID
+    num_waiting_reqs: float = _UNSAID
+    token_usage: float = _UNSAID
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load]
+
+
 _EVENT = Decoder(_Event)
+_SERVER = Decoder(_Server)
+_LOADS = Decoder(_Loads)
+_LOAD = LoadScrape(  # a rank's schedulers may each tell its requests, and tell them again by priority
+    running="sglang:num_running_reqs", waiting="sglang:num_queue_reqs", kv_usage="sglang:token_usage", rank="dp_rank", copies=True
+)
 
 
 class SglangReader:
@@ -173,11 +221,20 @@ class SglangReader:
         if self.done:
             return None
         data = mended(event.data)
-        if data == b"[DONE]":
-            if (last := self.ended()) is None:
-                raise EngineBroke("The engine ended without saying why.")
-            self.done = True
-            return last
+        return self._end() if data == b"[DONE]" else self._event(data)
+
+    def whole(self, body: bytes) -> tuple[Chunk, ...]:
+        """Written as an event that has everything."""
+        first, last = self._event(mended(body)), self._end()
+        return (last,) if first is None else (first, last)
+
+    def _end(self) -> Chunk:
+        if (last := self.ended()) is None:
+            raise EngineBroke("The engine ended without saying why.")
+        self.done = True
+        return last
+
+    def _event(self, data: bytes) -> Chunk | None:
         said = read(_EVENT, data)
         if said.error is not None:
             raise _failure(said.error)

@@ -8,20 +8,31 @@ Log probabilities are refused: it names the likeliest tokens by their texts, whi
 forbids only the one end of turn that it knows itself, not the stop ids that it is given.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from engines.base import Call, EngineInfo, Traits, Work
+import msgspec
+
+from engines.base import Call, EngineInfo, EngineLoad, Traits, Work
 from engines.completions import CompletionsReader, model_info
-from engines.events import token_ids
+from engines.events import token_ids, understood
+from engines.exposition import LoadScrape, Scrape, added, fullest, of_rank
 from engines.gbnf import GrammarCache
 from engines.refusal import refusal
 from gateway.errors import BadRequest, GatewayError
 from gateway.request import GenerateRequest, Sampling
-from gateway.wire.jsonio import encode
+from gateway.wire.jsonio import Decoder, encode
 
 _SEEDS = 2**63  # the seeds of 64-bit numbers that are not negative
 _NEVER = -100.0  # the least bias that it takes
+_UNSAID = math.nan
+_BLOCKS = ("trtllm_kv_cache_tokens_per_block", "trtllm_kv_cache_max_blocks")
+_CACHE = Scrape(*_BLOCKS)
+_LOAD = LoadScrape(
+    running="trtllm_num_requests_running", waiting="trtllm_num_requests_waiting", kv_usage="trtllm_kv_cache_utilization"
+)
 
 
 class TrtLlm:
@@ -31,6 +42,8 @@ class TrtLlm:
     traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}))
     health_path = "/health"
     info_paths = ("/version", "/v1/models")
+    identity_paths = ("/prometheus/metrics",)
+    load_paths = ("/prometheus/metrics", "/metrics")
 
     def __init__(self) -> None:
         self._grammars = GrammarCache()
@@ -67,6 +80,29 @@ class TrtLlm:
         version, models = bodies if len(bodies) == len(self.info_paths) else (b"", b"")
         return model_info(models, version)
 
+    def identity(self, bodies: Sequence[bytes], info: EngineInfo, rank: int | None) -> EngineInfo:
+        """The blocks of its cache are metrics, from the first step that it makes."""
+        sizes, blocks = (
+            [each.value for body in bodies for each in of_rank(_CACHE.samples(body), None, rank) if each.name == name]
+            for name in _BLOCKS
+        )
+        tokens = [size * number for size, number in zip(sizes, blocks, strict=False)]
+        return replace(info, block_tokens=added(sizes[:1]), kv_tokens=added(tokens))
+
+    def load(self, body: bytes, rank: int | None) -> EngineLoad:
+        """From `/prometheus/metrics`; else from the newest entry of the list that `/metrics` gives, once."""
+        if not body.startswith(b"["):
+            return _LOAD.load(body, rank)
+        steps = understood(_STEPS, body) if rank is None else None
+        if not steps:
+            return EngineLoad()
+        newest, cache = steps[-1], steps[-1].cache
+        return EngineLoad(
+            running=added([newest.running]),
+            waiting=added([newest.waiting]),
+            kv_usage=fullest([cache.used / cache.most]) if cache is not None and cache.most else None,
+        )
+
     def tokenize(self, _text: str, _model: str | None) -> None:
         """It has no route that could tell: some versions have one, which adds special tokens."""
 
@@ -76,6 +112,20 @@ class TrtLlm:
 
 
 ENGINE = TrtLlm
+
+
+class _Cache(msgspec.Struct):
+    used: float = msgspec.field(default=_UNSAID, name="usedNumBlocks")
+    most: float = msgspec.field(default=_UNSAID, name="maxNumBlocks")
+
+
+class _Step(msgspec.Struct):
+    running: float = msgspec.field(default=_UNSAID, name="numActiveRequests")
+    waiting: float = msgspec.field(default=_UNSAID, name="numQueuedRequests")
+    cache: _Cache | None = msgspec.field(default=None, name="kvCacheStats")
+
+
+_STEPS = Decoder(list[_Step])
 
 
 def _check(request: GenerateRequest, max_tokens: int | None) -> None:

@@ -9,11 +9,13 @@ says nothing that this one does not.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from engines.base import Call, EngineInfo, Traits, Work
+from engines.base import Call, EngineInfo, EngineLoad, Traits, Work
 from engines.completions import CompletionsReader, model_info
 from engines.events import token_ids
+from engines.exposition import LoadScrape, Scrape, added, number, of_rank
 from engines.gbnf import GrammarCache
 from engines.refusal import refusal
 from gateway.errors import BadRequest, GatewayError
@@ -22,6 +24,11 @@ from gateway.wire.jsonio import encode
 
 RANK_HEADER = "X-data-parallel-rank"
 _SEEDS = 2**63  # the seeds of 64-bit numbers that are not negative
+_RANK = "engine"
+_CACHE = Scrape("vllm:cache_config_info")
+_LOAD = LoadScrape(
+    running="vllm:num_requests_running", waiting="vllm:num_requests_waiting", kv_usage="vllm:kv_cache_usage_perc", rank=_RANK
+)
 
 
 class Vllm:
@@ -31,6 +38,8 @@ class Vllm:
     traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}), ranks=True)
     health_path = "/health"
     info_paths = ("/version", "/v1/models")
+    identity_paths = ("/metrics",)
+    load_paths = ("/metrics",)
 
     def __init__(self) -> None:
         self._grammars = GrammarCache()
@@ -70,6 +79,17 @@ class Vllm:
         """From `/version` and `/v1/models`."""
         version, models = bodies if len(bodies) == len(self.info_paths) else (b"", b"")
         return model_info(models, version)
+
+    def identity(self, bodies: Sequence[bytes], info: EngineInfo, rank: int | None) -> EngineInfo:
+        """The blocks of its cache are labels of a metric."""
+        caches = [each.labels for body in bodies for each in of_rank(_CACHE.samples(body), _RANK, rank)]
+        sizes = {number(labels.get("block_size", "")) for labels in caches}
+        tokens = [number(each.get("block_size", "")) * number(each.get("num_gpu_blocks", "")) for each in caches]
+        return replace(info, block_tokens=added(sizes) if len(sizes) == 1 else None, kv_tokens=added(tokens))
+
+    def load(self, body: bytes, rank: int | None) -> EngineLoad:
+        """From `/metrics`, which names data-parallel ranks `engine`."""
+        return _LOAD.load(body, rank)
 
     def tokenize(self, text: str, model: str | None) -> Call:
         """Special tokens written in the text count; no BOS is added."""
