@@ -20,6 +20,7 @@ from gateway.answer import AnswerRules
 from gateway.budget import RetryBudget
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
 from gateway.errors import SettingsError
+from gateway.fleet.loads import Loads
 from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
@@ -168,13 +169,15 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         def on_info(member: Member, info: EngineInfo) -> None:
             metrics.engine_info(member.id, member.engine.kind, info.version, member.model)
 
-        probing = asyncio.create_task(Prober(registry, upstream, parity, on_info).run())
+        asking = (Prober(registry, upstream, parity, on_info), Loads(registry, upstream, on_info))
+        tasks = [asyncio.create_task(each.run()) for each in asking]
         try:
             main = HotPaths({dialect.path: chat}, Numbered(public, new_id))
             yield Gateway(main, Numbered(admin, new_id), registry, condition, models)
         finally:
-            probing.cancel()
-            await asyncio.wait([probing])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
 
 def _services(settings: Settings, registry: Registry, upstream: Upstream, bus: Bus) -> Services:
