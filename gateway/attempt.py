@@ -5,9 +5,10 @@ client left; by the request's `Finished` when it served. The engine's connection
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
-from engines.base import Reader, Work
+from engines.base import Chunk, Reader, Work
 from gateway.course import Course
 from gateway.errors import EngineBroke, EngineGone, EngineRefused, GatewayError
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
@@ -22,6 +23,7 @@ from gateway.wire.sse import SseError, SseEvent, SseReader
 MAX_WHOLE_BYTES = 1 << 28  # of an engine's stream whose answer is kept until it is whole
 SCHEMA_MISS = "schema_mismatch"
 HEARD_EACH_S = 0.5
+END_S = 0.3  # for the end mark and the usage, once the answer said why it ended
 
 
 class Attempt:
@@ -74,7 +76,7 @@ class Attempt:
     async def _serve(self) -> bool:
         services, progress = self._job.services, self.progress
         course = progress.course
-        rest: Work | None = progress.work
+        rest = None if course.ended else progress.work
         ends_at = self._job.ledger.received_s + services.limits.total_s
         with StageTimer(services.watchdog, services.limits, ends_at) as timer:
             if course.must_go_on:  # the template has opened a thought that may have no token
@@ -128,27 +130,35 @@ class Attempt:
         sse = SseReader()
         left = MAX_WHOLE_BYTES if not self._job.sink.streamed else None
         while not (reader.done or course.ended or course.must_go_on):
-            data = await _bytes(exchange)
-            if not data:
-                if (last := reader.ended()) is None:
-                    raise EngineGone("The engine's answer ended in the middle.")
-                course.take([last])
-                break
+            data = await _bytes(exchange, END_S if reader.ended() is not None else None)
             if left is not None and (left := left - len(data)) < 0:
                 raise EngineBroke(f"The engine's answer is larger than {MAX_WHOLE_BYTES} bytes.")
-            chunks = [chunk for event in _events(data, sse) if (chunk := reader.chunk(event)) is not None]
-            if not chunks:
-                continue
-            self._time(sum(chunk.tokens for chunk in chunks), timer)
-            if course.take(chunks) and self.progress.first_s is None:
-                self.progress.first_s = self._loop.time()
-            if course.schema_missed and self.progress.may_miss and not self.progress.delivered:
-                return False
+            chunks, failure = _chunks(data, sse, reader)
+            if chunks:
+                self._take(chunks, course, timer)
+                if course.schema_missed and self.progress.may_miss and not self.progress.delivered:
+                    return False
+            if failure is not None:
+                self._broken_off(failure, reader, course)
+                break
             await self._write(course, timer)
         return True
 
-    def _time(self, tokens: int, timer: StageTimer) -> None:
-        """Records the time since the last token-bearing chunk, per token."""
+    def _take(self, chunks: Sequence[Chunk], course: Course, timer: StageTimer) -> None:
+        self._time(sum(chunk.tokens for chunk in chunks), timer, known=course.repeats)
+        if course.take(chunks) and self.progress.first_s is None:
+            self.progress.first_s = self._loop.time()
+
+    def _broken_off(self, failure: GatewayError, reader: Reader, course: Course) -> None:
+        """Raises the failure of an engine, but where the answer is complete all the same. What was read before it is kept."""
+        if course.ended or course.must_go_on:
+            return
+        if (last := reader.ended()) is None:
+            raise failure
+        course.take([last])
+
+    def _time(self, tokens: int, timer: StageTimer, *, known: bool) -> None:
+        """Records the time since the last token-bearing chunk, per token; not of tokens that the client has already."""
         if not tokens:
             return
         now, progress = self._loop.time(), self.progress
@@ -158,6 +168,8 @@ class Attempt:
             if self._visit is not None:
                 self._visit.heard()
             progress.give_back()
+        if known:
+            return
         if progress.last_token_s is not None:
             self._job.ledger.inter_token_s.append(((now - progress.last_token_s) / tokens, tokens))
         progress.last_token_s = now
@@ -184,12 +196,30 @@ class Attempt:
             self.progress.last_token_s += stalled_s
 
 
-async def _bytes(exchange: Exchange) -> bytes:
-    """The next bytes; b"" at the end, good or bad: what was read tells whether the answer is complete."""
+async def _bytes(exchange: Exchange, within_s: float | None) -> bytes:
+    """The next bytes; b"" at the end, good or bad, or when none came in time: what was read tells whether the answer is
+    complete."""
     try:
-        return await exchange.read()
-    except EngineGone:
+        if within_s is None:
+            return await exchange.read()
+        async with asyncio.timeout(within_s):
+            return await exchange.read()
+    except (EngineGone, TimeoutError):
         return b""
+
+
+def _chunks(data: bytes, sse: SseReader, reader: Reader) -> tuple[list[Chunk], GatewayError | None]:
+    """What these bytes say, and the failure that follows it, if one does: what came whole before it counts."""
+    if not data:
+        return [], EngineGone("The engine's answer ended in the middle.")
+    chunks: list[Chunk] = []
+    try:
+        for event in _events(data, sse):
+            if (chunk := reader.chunk(event)) is not None:
+                chunks.append(chunk)  # noqa: PERF401 - what came before an error is kept
+    except GatewayError as error:
+        return chunks, error
+    return chunks, None
 
 
 def _events(data: bytes, sse: SseReader) -> list[SseEvent]:

@@ -42,14 +42,18 @@ class RetryBudget:
 
     async def permit(self, wait_s: float = WAIT_S) -> Permit | None:
         """Room for a retry, in the order of asking; None where there was none in time."""
-        if self._waiting or self._running >= self.rules.room(self._in_flight()):
+        room = self.rules.room(self._in_flight())
+        if not room:
+            return None
+        if self._waiting or self._running >= room:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
                 async with asyncio.timeout(wait_s):
                     await turn
             except TimeoutError:
-                return None
+                if not turn.done() or turn.cancelled():  # else it came just in time
+                    return None
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._over()

@@ -44,6 +44,10 @@ class Course(Protocol):
     def resumable(self) -> bool:
         """Whether another engine can go on with what was read, token by token."""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the engine says what the client was given already, before it goes on."""
+
     def resumed(self, work: Work) -> Work | None:
         """The work that is left of this one, once its engine broke off; None where none is left, so that the answer ends."""
 
@@ -129,6 +133,11 @@ class RenderedCourse:
         """Whether all that is needed was kept."""
         return self._transcript.resumable
 
+    @property
+    def repeats(self) -> bool:
+        """Whether text is passed over."""
+        return self._transcript.repeats
+
     def resumed(self, work: Work) -> Work | None:
         """The work that is left. What the reader holds of a character, a marker or a call stays held."""
         return self._left(self._transcript.resumed(work))
@@ -175,6 +184,11 @@ class PassedCourse:
     @property
     def resumable(self) -> bool:
         """Never: nothing is known of its tokens."""
+        return False
+
+    @property
+    def repeats(self) -> bool:
+        """Never."""
         return False
 
     def resumed(self, work: Work) -> Work | None:

@@ -17,7 +17,8 @@
     │   ├── EngineUnreachable       502  no connection
     │   ├── EngineRefused           the engine's own status; a 4xx is passed on
     │   ├── EngineBroke             502  the answer stopped, or was not what its protocol says
-    │   │   └── EngineGone          502  its connection ended: the engine may be another when it is back
+    │   │   ├── EngineGone          502  its connection ended: the engine may be another when it is back
+    │   │   └── EngineDiffers       502  it went on with another's answer as that one had not
     │   ├── PoisonRequest           502  engines went down as they served it
     │   └── EngineTimeout           504  names the stage
     ├── AnswerRefused               502  the model's answer broke a rule that the operator set to `refuse` or `error`
@@ -214,6 +215,13 @@ class EngineBroke(EngineError):
 
 class EngineGone(EngineBroke):
     """The connection ended before the answer did."""
+
+
+class EngineDiffers(EngineBroke):
+    """The engine was to go on with an answer that another had broken off, and said something else than the client was given. It
+    is not at fault: where an answer is drawn by chance, another draw differs."""
+
+    reason = "differs"
 
 
 class PoisonRequest(EngineError):

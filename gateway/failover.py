@@ -8,6 +8,7 @@ import asyncio
 from typing import NoReturn
 
 from gateway.attempt import Attempt
+from gateway.budget import WAIT_S
 from gateway.errors import EngineRefused, GatewayError, PoisonRequest, Rejected
 from gateway.events import NotRetried
 from gateway.fleet.registry import Member
@@ -38,14 +39,15 @@ async def next_attempt(failed: Attempt, error: GatewayError) -> Attempt:
         stopped = "saturated"
     if stopped is not None:
         _end(failed, error, stopped)
-    against = objection(progress.cut(_left_s(job)), on=job.services.resume)
+    left_s = _left_s(job)
+    against = objection(progress.cut(left_s), on=job.services.resume)
     if against is not None and progress.delivered:
         _end(failed, error, "resume_refused", against)
     goes_on = against is None and progress.begun
     decision = _choose(progress, goes_on)
     if decision.engine is None:
         _no_engine(failed, error, decision)
-    progress.permit = await job.services.retries.permit()
+    progress.permit = await job.services.retries.permit(min(left_s, WAIT_S))
     if progress.permit is None:
         _end(failed, error, "budget")
     decision = _choose(progress, goes_on)  # others may have gone there, or it may be gone, since

@@ -13,7 +13,7 @@ import msgspec
 
 from engines.base import MAX_COUNT, Chunk, Work
 from gateway.answer import AnswerReader
-from gateway.errors import EngineBroke
+from gateway.errors import EngineDiffers
 from gateway.prompt.tokenizer import Tokenizer
 from gateway.request import Delta, Usage
 
@@ -48,6 +48,11 @@ class Transcript:
         return self._reader.in_thought
 
     @property
+    def repeats(self) -> bool:
+        """Whether the next text is known: an engine that resumed says it again."""
+        return bool(self._known_text)
+
+    @property
     def tokens(self) -> int:
         """How many tokens an engine that goes on with it is given."""
         return len(self._ids)
@@ -58,13 +63,13 @@ class Transcript:
         return self._reader.tally.tokens
 
     def read(self, chunk: Chunk) -> list[Delta]:
-        """The deltas that this chunk completes. Raises EngineBroke where an engine that resumed says something else."""
+        """The deltas that this chunk completes. Raises EngineDiffers where an engine that resumed says something else, of which
+        nothing is kept then."""
         self._heard = True
+        new = self._new(chunk) if self._known_text else chunk
         if self.resumable or self._keep_all:
             self._keep(chunk)
-        if chunk.usage is not None:
-            chunk = self._of_answer(chunk, chunk.usage)
-        return self._reader.read(self._new(chunk) if self._known_text else chunk)
+        return self._reader.read(new if new.usage is None else self._of_answer(new, new.usage))
 
     def add(self, text: str, ids: Sequence[int]) -> list[Delta]:
         """Reads what the gateway says in the engine's place."""
@@ -102,7 +107,7 @@ class Transcript:
             self._known_text = ""
             return msgspec.structs.replace(chunk, text=text[len(known) :], tokens=0 if text == known else chunk.tokens)
         if not known.startswith(text) or chunk.stop_id is not None or chunk.finish is not None:
-            raise EngineBroke("The engine that went on with a broken answer said something else.")
+            raise EngineDiffers("The engine that went on with a broken answer said something else.")
         self._known_text = known[len(text) :]
         return msgspec.structs.replace(chunk, text="", tokens=0, ids=(), logprobs=())
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from gateway.errors import (
     EngineBroke,
+    EngineDiffers,
     EngineError,
     EngineGone,
     EngineRefused,
@@ -38,7 +39,7 @@ def blame(error: GatewayError) -> Blame:
         return "engine" if error.status >= 500 else "none"
     if isinstance(error, EngineTimeout):
         return "none" if error.stage == "total" else "engine"
-    return "engine" if isinstance(error, EngineError) else "none"
+    return "engine" if isinstance(error, EngineError) and not isinstance(error, EngineDiffers) else "none"
 
 
 def elsewhere(error: GatewayError) -> bool:
