@@ -1,8 +1,8 @@
 """Prometheus metrics as one observer of the events.
 
-Invariant: label values come from the settings, the engines' versions or closed sets of our own words; everything else is `other`.
-So the number of series depends on the settings alone, whatever clients and models send. In-flight counts are the fold that the
-fleet uses too.
+Invariant: label values come from the settings, the engines that serve, their versions or closed sets of our own words; everything
+else is `other`. So the number of series depends on the settings and the fleet alone, whatever clients and models send. In-flight
+counts are the fold that the fleet uses too.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +30,7 @@ _ITL_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.
 _DURATION_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _STARTED_SERIES = 1000  # a metric with more combinations than this makes its series when they are first used
 _VERSION_CHARS = 64
+_MOST_GONE = 256  # engines that have left whose series are kept, for the scrapes of their last counts
 
 _PAIR = ("model", "engine")
 _FORMAT = (*_PAIR, "format")
@@ -60,19 +61,23 @@ class Metrics:
         checks: Mapping[str, Mapping[CheckName, bool]],
     ) -> None:
         self._model = Names([NO_MODEL, *(model.model for model in served)])
-        self._engine = Names([NO_ENGINE, *(engine for model in served for engine in model.engines)])
+        self._engine = Names([NO_ENGINE])
         self._format = Names([NO_FORMAT, *(name for model in served for name in model.formats)])
         self._dialect = Names(["none", *dialects])
         self._reason = Names([], room=64)
         self._inflight = inflight
         self._mismatched = mismatched
         self._checks = {(model, test): float(passed) for model, tests in checks.items() for test, passed in tests.items()}
-        self._pairs = [(model.model, engine) for model in served for engine in model.engines]
-        self._compared = [(model.model, engine) for model in served if model.rendered for engine in model.engines]
+        self._dialects = tuple(dialects)
+        self._served = {model.model: model for model in served}
+        self._pairs: dict[tuple[str, str], None] = {}
+        self._gone: dict[tuple[str, str], None] = {}
         self._info: dict[tuple[str, str], tuple[str, str]] = {}
         self._series: list[Counter | Histogram] = []
         self._make()
-        self._start(served, dialects)
+        for model in served:
+            for engine in model.engines:
+                self.joined(model.model, engine)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -80,6 +85,30 @@ class Metrics:
         """Counts one event."""
         if isinstance(event, Finished):
             self._finished(event)
+
+    def joined(self, model: str, engine: str) -> None:
+        """This engine serves this model from now on."""
+        self._engine.learn(engine)
+        self._gone.pop((model, engine), None)
+        self._pairs[model, engine] = None
+        self._start(self._served[model], engine)
+
+    def left(self, model: str, engine: str) -> None:
+        """It does no longer. Its counts are shown for as long as few have left since."""
+        self._pairs.pop((model, engine), None)
+        self._info.pop((engine, model), None)
+        self._gone[model, engine] = None
+        if len(self._gone) > _MOST_GONE:
+            forgotten = next(iter(self._gone))
+            del self._gone[forgotten]
+            self._forget(forgotten[1])
+
+    def _forget(self, engine: str) -> None:
+        if any(each == engine for _, each in (*self._pairs, *self._gone)):
+            return  # it serves another model
+        self._engine.forget(engine)
+        for series in self._series:
+            series.drop("engine", engine)
 
     def engine_info(self, engine: str, kind: str, version: str | None, model: str) -> None:
         """What the probe learned. A later word on the same engine and model replaces the earlier."""
@@ -105,7 +134,8 @@ class Metrics:
         yield gauge("interlock_engine_info", "What serves the model.", ("engine", "kind", "version", "model"), info)
         passed = self._checks.items()
         yield gauge("interlock_model_check", "1: the model passed this test of `interlock check`.", ("model", "test"), passed)
-        wrong = [((model, engine), float(self._mismatched(engine))) for model, engine in self._compared]
+        compared = [pair for pair in self._pairs if self._served[pair[0]].rendered]
+        wrong = [((model, engine), float(self._mismatched(engine))) for model, engine in compared]
         yield gauge("interlock_engine_tokenizer_mismatch", "1: out of service, its tokenizer is not the model's.", _PAIR, wrong)
 
     def _make(self) -> None:
@@ -139,19 +169,21 @@ class Metrics:
         self._series.append(made)
         return made
 
-    def _start(self, served: Sequence[Served], dialects: Sequence[str]) -> None:
-        places = [(model.model, engine, name) for model in served for engine in model.engines for name in model.formats]
+    def _start(self, model: Served, engine: str) -> None:
+        """Makes the series of an engine."""
+        pair = (model.model, engine)
+        places = [(*pair, name) for name in model.formats]
         for counter in (self._prompt, self._completion, self._cached, self._ended_thoughts):
-            counter.start(self._pairs)
+            counter.start([pair])
         for histogram in (self._queue, self._ttft, self._itl, self._duration, self._stall):
-            histogram.start(self._pairs)
+            histogram.start([pair])
         self._calls.start(places)
         self._with_tools.start(places)
         for counter, starts in (
-            (self._requests, [(*pair, *end) for pair in self._pairs for end in product(dialects, get_args(Outcome))]),
+            (self._requests, [(*pair, *end) for end in product(self._dialects, get_args(Outcome))]),
             (self._parse, [(*place, kind) for place in places for kind in get_args(FailureKind)]),
         ):
-            if len(starts) <= _STARTED_SERIES:
+            if len(counter) + len(starts) <= _STARTED_SERIES:
                 counter.start(starts)
 
     def _finished(self, event: Finished) -> None:

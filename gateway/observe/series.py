@@ -8,10 +8,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 Labels = tuple[str, ...]
+T = TypeVar("T")
 
 
 class Names:
@@ -33,6 +35,14 @@ class Names:
         self._known.add(value)
         return value
 
+    def learn(self, value: str) -> None:
+        """This value is known from now on."""
+        self._known.add(value)
+
+    def forget(self, value: str) -> None:
+        """It is not any more."""
+        self._known.discard(value)
+
 
 class Counter:
     """A number for each combination of label values that only grows."""
@@ -49,6 +59,13 @@ class Counter:
     def add(self, labels: Labels, amount: float = 1) -> None:
         """Adds. An engine may report a negative count: that adds nothing."""
         self._values[labels] = self._values.get(labels, 0) + max(amount, 0)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def drop(self, label: str, value: str) -> None:
+        """Forgets the series that have this value of a label, if it is one of theirs."""
+        self._values = _without(self._values, self.labels, label, value)
 
     def family(self) -> CounterMetricFamily:
         """What a scrape reads."""
@@ -91,6 +108,10 @@ class Histogram:
             total += value * times
         buckets.total += total
 
+    def drop(self, label: str, value: str) -> None:
+        """As for counters."""
+        self._values = _without(self._values, self.labels, label, value)
+
     def family(self) -> HistogramMetricFamily:
         """What a scrape reads."""
         family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
@@ -104,6 +125,13 @@ class Histogram:
         if buckets is None:
             buckets = self._values[labels] = _Buckets([0] * len(self._shown))
         return buckets
+
+
+def _without(values: dict[Labels, T], labels: Labels, label: str, value: str) -> dict[Labels, T]:
+    if label not in labels:
+        return values
+    at = labels.index(label)
+    return {place: each for place, each in values.items() if place[at] != value}
 
 
 def gauge(name: str, text: str, labels: Labels, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamily:
