@@ -4,8 +4,9 @@ ids, and cut anywhere."""
 import itertools
 import json
 import os
+import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -83,6 +84,7 @@ NOT_DOUBLE = {
     PythonCalls: "arguments are keywords",
 }  # and why
 SPLITS = int(os.environ.get("FORMAT_SPLITS", "3"))  # `make splits` takes 200
+CUTS = 10 * SPLITS
 
 
 def _case(row: dict[str, Any]) -> run.Case:
@@ -214,13 +216,19 @@ def test_the_same_with_ids(name: str, row: dict[str, Any]) -> None:
     assert run.parse_tokens(program, case, hidden, ids, at_once=False) == whole
 
 
+def _cuts(size: int) -> Sequence[int]:
+    """Where an output of this size is cut: some places of a long one, all of them in `make splits`."""
+    places = range(size)
+    return places if size <= CUTS else sorted(random.Random(size).sample(places, CUTS))
+
+
 @pytest.mark.no_cover  # thousands of parses, of outputs whose code the other tests run
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_cut_by_the_limit_anywhere(name: str, row: dict[str, Any]) -> None:
     """No call is invented or shortened, nothing is lost, and held back or not the same calls are whole."""
     case = _case(row)
     known = _expected(row).calls
-    for cut in range(len(case.raw)):
+    for cut in _cuts(len(case.raw)):
         for hold in (True, False):
             short = replace(case, raw=case.raw[:cut], reason="length", hold=hold)
             deltas, spans = run.accounted(FAMILIES[name], short, [short.raw])
@@ -239,7 +247,7 @@ def test_what_the_limit_cut_after_any_token_is_counted_by_its_kind(name: str, ro
     program, case = FAMILIES[name], _case(row)
     ids, openers, thinks = run.marker_ids(program.spec), _sure_openers(program.spec), program.spec.reasoning
     tokens = run.tokens_of(case.raw, ids, 6)
-    for count in range(len(tokens)):
+    for count in _cuts(len(tokens)):
         short = replace(case, raw="".join(text for _, text in tokens[:count]), reason="length")
         deltas = run.parse_tokens(program, short, tokens[:count], ids, at_once=False)
         assert run.parse(program, short) == deltas
