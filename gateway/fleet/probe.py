@@ -245,7 +245,10 @@ class _Watch:
         elif now_s - self._compared_s < self._times.compare_s:
             return None
         fault = await self._difference(self._parity, self._ids_call)
-        self._compared_s = now_s if fault is None else None
+        if fault is None:
+            self._compared_s = now_s
+        elif not fault.silent:
+            self._compared_s = None
         return fault
 
     async def _difference(self, parity: Parity, call: Call) -> _Fault | None:

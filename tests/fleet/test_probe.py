@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -23,6 +24,9 @@ from gateway.fleet.registry import Member, Registry
 from gateway.upstream import Upstream
 
 QUICK = ProbeTimes(ready_s=0.02, down_s=0.02, limit_s=0.3)
+PARITY: Mapping[str, Parity] = {"m": Parity(small_tokenizer())}
+ANOTHER = {"tokens": [1, 2, 3]}
+EMPTY = b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n"
 
 
 async def until(happened: Callable[[], object], limit_s: float = 5.0) -> None:
@@ -176,15 +180,98 @@ async def test_only_200_is_health(status: str) -> None:
         assert set(paths(engine)) == {"/health"}
 
 
-# ---- the tokenizer --------------------------------------------------------------------------------------------------------
+# ---- probes and traffic ---------------------------------------------------------------------------------------------------
 
-PARITY: Mapping[str, Parity] = {"m": Parity(small_tokenizer())}
-ANOTHER = {"tokens": [1, 2, 3]}
-EMPTY = b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n"
+WELL = b"HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n" + b'{"status":"ok"}'
+
+
+@contextlib.asynccontextmanager
+async def generating(registry: Registry) -> AsyncIterator[None]:
+    """The engine generates for a client all the while."""
+
+    async def go_on() -> None:
+        visit = registry.visit("e0")
+        while True:
+            visit.heard()
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(go_on())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def stays(registry: Registry, for_s: float) -> bool:
+    """Whether the engine is ready all the while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(for_s):
+            while registry.is_ready("e0"):
+                await asyncio.sleep(0.002)
+    return registry.is_ready("e0")
+
+
+@pytest.mark.parametrize("path", ["/health", "/props", "/tokenize"])
+async def test_a_probe_that_hangs_takes_no_engine_out_that_generates(path: str) -> None:
+    times = replace(QUICK, limit_s=0.15, compare_s=0.05)
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=times) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        async with generating(registry):
+            engine.answers[path] = [HANG]
+            asked = paths(engine).count(path)
+            assert await stays(registry, 0.6)
+            assert paths(engine).count(path) >= asked + 2
+        await until(lambda: not registry.is_ready("e0"))  # silence on both sides
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "problem"),
+    [
+        ("/health", [EMPTY % b"503 Oops"], "unhealthy"),
+        ("/health", [RESET], "unreachable"),
+        ("/props", [RESET], "unreachable"),
+        ("/tokenize", ANOTHER, "tokenizer_mismatch"),
+        ("/tokenize", [EMPTY % b"404 Not Found"], "tokenizer_unknown"),
+    ],
+)
+async def test_what_a_probe_was_told_counts_while_the_engine_generates_too(path: str, answer: Any, problem: str) -> None:
+    times = replace(QUICK, compare_s=0.05)
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=times) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        async with generating(registry):
+            engine.answers[path] = answer
+            await until(lambda: registry.problem("e0") == problem)
+
+
+async def test_an_engine_that_is_out_is_not_put_back_by_a_probe_that_hangs() -> None:
+    async with ScriptedEngine().running() as engine, probing(engine.url, times=replace(QUICK, limit_s=0.1)) as registry:
+        engine.up = False
+        await until(lambda: registry.problem("e0") == "unhealthy")
+        engine.answers["/health"] = [HANG]
+        async with generating(registry):
+            await until(lambda: registry.problem("e0") == "unreachable")
+
+
+@pytest.mark.parametrize("path", ["/health", "/props"])
+async def test_a_probe_that_was_not_answered_while_the_loop_stood_still_says_nothing(path: str) -> None:
+    async with ScriptedEngine().running() as engine, probing(engine.url) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        engine.answers[path] = [0.1, WELL]
+        for _ in range(3):
+            asked = paths(engine).count(path)
+            await until(lambda asked=asked: paths(engine).count(path) > asked)  # type: ignore[misc]  # bound now
+            time.sleep(0.6)  # noqa: ASYNC251  # the loop stands still
+            assert await stays(registry, 0.3)
+        engine.answers[path] = [HANG]  # nor does it forgive an engine that hangs
+        await until(lambda: not registry.is_ready("e0"))
+
+
+# ---- the tokenizer --------------------------------------------------------------------------------------------------------
 
 
 def whys(logs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None]]:
-    return [(each["event"], each.get("problem")) for each in logs]
+    return [(each["event"], each.get("problem")) for each in logs if each["log_level"] != "debug"]
 
 
 async def test_an_engine_with_another_tokenizer_stays_out_until_it_has_the_right_one() -> None:
@@ -335,8 +422,9 @@ async def test_an_engine_that_does_not_tokenise_is_out_and_the_log_says_what_to_
                 assert registry.problem("e0") == "tokenizer_unknown"
                 assert not registry.mismatched("e0")
     assert whys(logs) == [("engine not ready", "tokenizer_unknown")]
-    assert why in logs[0]["why"]
-    assert "let `POST /tokenize` through" in logs[0]["why"]
+    told = next(each["why"] for each in logs if each["event"] == "engine not ready")
+    assert why in told
+    assert "let `POST /tokenize` through" in told
 
 
 async def test_an_engine_that_cannot_tokenise_serves_and_that_is_told_once() -> None:
