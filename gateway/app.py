@@ -26,10 +26,13 @@ from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
 from gateway.formats.registry import load as load_formats
 from gateway.job import Services
+from gateway.lag import LoopLag
 from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.metrics import Metrics
+from gateway.observe.overload import Overload
+from gateway.pressure import Pressure
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
@@ -42,7 +45,17 @@ from gateway.settings_fit import Speech
 from gateway.timer import Watchdog
 from gateway.upstream import Upstream
 from gateway.voice import FAULTS, Voice, voice_of
-from gateway.wiring import is_loopback, members, request_limits, retry_rules, served, stage_limits, standing_rules
+from gateway.wiring import (
+    is_loopback,
+    members,
+    pressure_of,
+    queue_rules,
+    request_limits,
+    retry_rules,
+    served,
+    stage_limits,
+    standing_rules,
+)
 
 _log = structlog.get_logger("interlock.app")
 
@@ -121,6 +134,7 @@ class Gateway:
     registry: Registry
     condition: Condition
     models: tuple[Model, ...]
+    pressure: Pressure
 
 
 @asynccontextmanager
@@ -133,16 +147,18 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     registry = Registry(members(settings, environ), standing_rules(settings.failures))
     dialect = OpenAIChat()
     checks = {model.name: model.checked.passed for model in models if model.checked is not None}
-    metrics = Metrics(served(settings, models), [dialect.name], registry.running, registry.mismatched, checks)
+    limits, watchdog, lag = settings.limits, Watchdog(), LoopLag()
+    admission = Admission(registry, queue_rules(limits), watchdog)
+    pressure = pressure_of(limits, admission, lag)
+    shown = Overload([model.name for model in models], admission.depth, lambda: pressure.level, lambda: lag.most_s)
+    metrics = Metrics(served(settings, models), [dialect.name], registry.running, registry.mismatched, checks, more=shown)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
-    bus = Bus([registry.running.apply, metrics, *logs])
+    bus = Bus([registry.running.apply, admission, metrics, *logs])
     condition = Condition()
-    async with Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
-        services = _services(settings, registry, upstream, bus)
-        limits = settings.limits
-        admission = Admission(registry, queue_requests=limits.queue_requests, queue_wait_s=limits.queue_wait_s)
-        options = ServeOptions(request_limits(settings.limits), settings.server.max_body_bytes, settings.server.headers_grace_s)
+    async with lag.ticking(), Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
+        services = _services(settings, registry, upstream, bus, watchdog=watchdog, pressure=pressure)
+        options = ServeOptions(request_limits(limits), settings.server.max_body_bytes, settings.server.headers_grace_s)
         names, new_id = by_name(models), request_ids()
         chat = Completions(
             dialect,
@@ -173,24 +189,27 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         tasks = [asyncio.create_task(each.run()) for each in asking]
         try:
             main = HotPaths({dialect.path: chat}, Numbered(public, new_id))
-            yield Gateway(main, Numbered(admin, new_id), registry, condition, models)
+            yield Gateway(main, Numbered(admin, new_id), registry, condition, models, pressure)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
 
-def _services(settings: Settings, registry: Registry, upstream: Upstream, bus: Bus) -> Services:
+def _services(
+    settings: Settings, registry: Registry, upstream: Upstream, bus: Bus, *, watchdog: Watchdog, pressure: Pressure
+) -> Services:
     failures = settings.failures
     return Services(
         registry=registry,
         upstream=upstream,
         bus=bus,
         limits=stage_limits(settings.timeouts),
-        watchdog=Watchdog(),
+        watchdog=watchdog,
         new_call_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
         retries=RetryBudget(retry_rules(failures), lambda: sum(registry.running.counts.values())),
         resume=failures.resume == "exact",
+        pressure=pressure,
     )
 
 

@@ -12,7 +12,9 @@ from gateway.events import NO_ENGINE
 from gateway.fleet.registry import Registry
 from gateway.model import Model
 from gateway.observe.bus import Bus
+from gateway.pressure import Pressure
 from gateway.request import FailureKind, GenerateRequest, Prompt, Usage
+from gateway.routing.queue import DEFAULT_TENANT
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
 
@@ -47,6 +49,7 @@ class Services:
     new_call_id: Callable[[], str]
     retries: RetryBudget
     resume: bool = True
+    pressure: Pressure = field(default_factory=Pressure)
 
 
 @dataclass(slots=True)
@@ -97,7 +100,7 @@ class Ledger:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request that is ready to be served. `prompt` is None where the engine templates itself; `check` is for JSON answers.
-    `may_retry`: its sender does not do so itself."""
+    `may_retry`: its sender does not do so itself. `tenant` and `priority` say when it has its turn where requests wait."""
 
     services: Services
     model: Model
@@ -108,3 +111,5 @@ class Job:
     ledger: Ledger
     check: Callable[[str], Sequence[FailureKind]] | None = None
     may_retry: bool = True
+    tenant: str = DEFAULT_TENANT
+    priority: int = 0

@@ -2,12 +2,13 @@
 
 import asyncio
 
-from gateway.admission import Admission
+from gateway.admission import Admission, Entrant
 from gateway.attempt import Attempt
 from gateway.errors import GatewayError
 from gateway.failover import first_engine, next_attempt
 from gateway.job import Job
 from gateway.progress import begun
+from gateway.routing.queue import Place
 from gateway.timer import Alarm, stalled
 
 _SCHEMA_TRIES = 3  # the first answer and two more, where `on_schema_miss: retry`
@@ -15,8 +16,9 @@ _SCHEMA_TRIES = 3  # the first answer and two more, where `on_schema_miss: retry
 
 async def serve(job: Job, admission: Admission) -> None:
     """Answers the request to its end. Raises a GatewayError where it cannot; a cancellation closes the engine's connection."""
-    async with admission.admit(job.model.name, job.ledger.waited):
-        if first_engine(job)[0].engine.traits.choices or job.request.n == 1:
+    one = job.request.n == 1
+    async with admission.admit(_entrant(job), job.ledger.waited):
+        if one or first_engine(job)[0].engine.traits.choices:
             await _choice(job, 0)
         else:
             await _all_choices(job)
@@ -24,6 +26,15 @@ async def serve(job: Job, admission: Admission) -> None:
     # A client that reads no further holds nothing for ever.
     with Alarm(job.services.watchdog, job.ledger.received_s + total_s, lambda: stalled(total_s)):
         await job.sink.finish(job.encoder.end(job.ledger.usage()))
+
+
+def _entrant(job: Job) -> Entrant:
+    """What it asks of the engines: an attempt for each choice, where one of them makes only one at a time."""
+    name = job.model.name
+    members = [each for each in job.services.registry.members.values() if each.model == name]
+    attempts = 1 if all(each.engine.traits.choices for each in members) else job.request.n
+    place = Place(name, job.tenant, job.priority)
+    return Entrant(job.ledger.request_id, place, job.ledger.received_s + job.services.limits.total_s, attempts)
 
 
 async def _all_choices(job: Job) -> None:

@@ -118,12 +118,19 @@ class LimitSettings(Section):
     """The most messages."""
 
     queue_requests: int = Field(256, ge=0)
-    """The most requests, over all models, that may wait while their model has no ready engine; the next is answered with 429. A
-    ready engine queues requests itself."""
+    """The most requests, over all models, that may wait: until an engine has room (`most_running`), or while engines are asked
+    for the first time. The next is answered with 429. Engines without `most_running` queue requests themselves."""
 
     queue_wait_s: float = Field(30.0, ge=0, allow_inf_nan=False)
-    """The longest that a request may wait for its model to have a ready engine, and for a process to render its prompt; then it
-    is answered with 503."""
+    """The longest that a request may wait so, and for a process to render its prompt; then it is answered with 503."""
+
+    down_wait_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """How long a request waits for an engine to come back where all of its model are known to be down, within `queue_wait_s`. At
+    0 it is answered with 503 at once."""
+
+    inflight_requests: int = Field(4096, ge=1)
+    """The most requests that the gateway answers at a time, those that wait included; the next is refused with 503 before it is
+    read."""
 
     render_workers: int = Field(2, ge=0)
     """Processes that render prompts, but for the quickest. Each holds the models' vocabularies. 0: the gateway renders them

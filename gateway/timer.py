@@ -2,6 +2,9 @@
 
 A timer handle of its own costs a request more than parsing it does, and each request needs several limits. So one `Watchdog`
 looks at all of them twenty times a second while there are any, and the hot path (`touch`, once a chunk) sets one float.
+
+Where the process itself stood still (it was stopped, or its machine was), nothing it waits for had a chance: every limit is moved
+by that time, once.
 """
 
 import asyncio
@@ -13,6 +16,7 @@ from typing import Self
 from gateway.errors import ClientStalled, EngineTimeout, GatewayError, TimeoutStage
 
 TICK_S = 0.05
+STALL_S = 1.0  # a tick that comes this late tells that the process stood still
 
 
 class Watchdog:
@@ -21,6 +25,7 @@ class Watchdog:
     def __init__(self) -> None:
         self._alarms: set[Alarm] = set()
         self._ticking = False
+        self._due_s = 0.0
 
     def add(self, alarm: "Alarm") -> None:
         """From now on it is looked at."""
@@ -34,13 +39,18 @@ class Watchdog:
         self._alarms.discard(alarm)
 
     def _next(self) -> None:
-        asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + TICK_S
+        loop.call_at(self._due_s, self._tick)
 
     def _tick(self) -> None:
         if not self._alarms:
             self._ticking = False
             return
         now = asyncio.get_running_loop().time()
+        if (late_s := now - self._due_s) > STALL_S:
+            for alarm in self._alarms:
+                alarm.forgive(late_s)
         for alarm in [alarm for alarm in self._alarms if alarm.at_s <= now]:
             self._alarms.remove(alarm)
             alarm.ring()
@@ -50,13 +60,15 @@ class Watchdog:
 class Alarm:
     """Cancels the task that entered it once `at_s`, on the loop's clock, has passed, and turns that into `error()`.
 
-    `at_s` may be moved at any time. Only a cancellation of its own, and no other on top of it, becomes the error.
+    `at_s` may be moved at any time. Only a cancellation of its own, and no other on top of it, becomes the error. `forgiven_s` is
+    how long the process stood still since it was made.
     """
 
-    __slots__ = ("_error", "_rung", "_task", "_watchdog", "at_s")
+    __slots__ = ("_error", "_rung", "_task", "_watchdog", "at_s", "forgiven_s")
 
     def __init__(self, watchdog: Watchdog, at_s: float, error: Callable[[], GatewayError]) -> None:
         self.at_s = at_s
+        self.forgiven_s = 0.0
         self._watchdog = watchdog
         self._error = error
         self._rung: GatewayError | None = None
@@ -66,6 +78,11 @@ class Alarm:
         self._task = asyncio.current_task()
         self._watchdog.add(self)
         return self
+
+    def forgive(self, stall_s: float) -> None:
+        """It is not rung for this time."""
+        self.at_s += stall_s
+        self.forgiven_s += stall_s
 
     def ring(self) -> None:
         """The time is over."""
@@ -125,17 +142,17 @@ class StageTimer:
     def touch(self) -> None:
         """The stage begins anew: there was progress."""
         self._paused = False
-        self._alarm.at_s = min(self._time() + self._limit_s, self._ends_at)
+        self._alarm.at_s = min(self._time() + self._limit_s, self._ends_at + self._alarm.forgiven_s)
 
     def pause(self) -> None:
         """The client is slow, not the engine: only the total counts until `touch`."""
         self._paused = True
-        self._alarm.at_s = self._ends_at
+        self._alarm.at_s = self._ends_at + self._alarm.forgiven_s
 
     def _error(self) -> GatewayError:
         if self._paused:
             return stalled(self._limits.total_s)
-        if self._time() >= self._ends_at:
+        if self._time() >= self._ends_at + self._alarm.forgiven_s:
             return EngineTimeout("total", self._limits.total_s)
         return EngineTimeout(self._stage, self._limit_s)
 

@@ -7,35 +7,39 @@ from yarl import URL
 
 from engines.base import Engine
 from engines.registry import known, make
+from gateway.admission import Admission, QueueRules
 from gateway.dialects.base import Limits
+from gateway.fleet.discovery import Wire
 from gateway.fleet.registry import Member
 from gateway.fleet.standing import StandingRules
+from gateway.lag import LoopLag
 from gateway.model import Model
 from gateway.observe.metrics import Served
+from gateway.pressure import QUEUE_MOST, Pressure
 from gateway.routing.breaker import BreakerRules
 from gateway.routing.retry import RetryRules
-from gateway.settings import Settings
+from gateway.settings import EngineSettings, Settings
 from gateway.settings_parts import FailureSettings, LimitSettings, TimeoutSettings
 from gateway.timer import StageLimits
 
 
-def members(settings: Settings, environ: Mapping[str, str]) -> list[Member]:
-    """Every engine of the settings, wired."""
+def wire_with(environ: Mapping[str, str]) -> Wire:
+    """Makes the members of engines' entries, with the keys of this environment."""
     engines: Mapping[str, Engine] = {kind: make(kind) for kind in known()}
-    return [
-        Member(
-            id=engine.id,
-            model=model.name,
-            engine=engines[engine.kind],
-            root=URL(engine.url),
-            engine_model=engine.model,
-            api_key=environ[engine.api_key_env] if engine.api_key_env else None,
-            weights=engine.weights,
-            most_running=engine.most_running,
+
+    def wire(model: str, entry: EngineSettings) -> Member:
+        return Member(
+            id=entry.id,
+            model=model,
+            engine=engines[entry.kind],
+            root=URL(entry.url),
+            engine_model=entry.model,
+            api_key=environ[entry.api_key_env] if entry.api_key_env else None,
+            weights=entry.weights,
+            most_running=entry.most_running,
         )
-        for model in settings.models
-        for engine in model.engines
-    ]
+
+    return wire
 
 
 def secrets(settings: Settings, environ: Mapping[str, str]) -> list[str]:
@@ -43,12 +47,9 @@ def secrets(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     return [environ[e.api_key_env] for m in settings.models for e in m.engines if e.api_key_env]
 
 
-def served(settings: Settings, models: tuple[Model, ...]) -> list[Served]:
-    """What the metrics name."""
-    return [
-        Served(wired.name, tuple(engine.id for engine in model.engines), wired.format_names(), wired.rendered is not None)
-        for model, wired in zip(settings.models, models, strict=True)
-    ]
+def served(models: tuple[Model, ...]) -> list[Served]:
+    """What the metrics name; engines join later."""
+    return [Served(wired.name, (), wired.format_names(), wired.rendered is not None) for wired in models]
 
 
 def stage_limits(timeouts: TimeoutSettings) -> StageLimits:
@@ -76,6 +77,17 @@ def standing_rules(failures: FailureSettings) -> StandingRules:
 def request_limits(limits: LimitSettings) -> Limits:
     """What one request may ask."""
     return Limits(n=limits.n, stop=limits.stop, logprobs=limits.logprobs, tools=limits.tools, messages=limits.messages)
+
+
+def queue_rules(limits: LimitSettings) -> QueueRules:
+    """Who may wait."""
+    return QueueRules(limits.queue_requests, limits.queue_wait_s, limits.down_wait_s)
+
+
+def pressure_of(limits: LimitSettings, admission: Admission, lag: LoopLag) -> Pressure:
+    """How close a gateway is to its limits: its requests, its queue and its loop, where a lasting lateness of 1 s is one."""
+    sources = {"queue": lambda: min(admission.fill, QUEUE_MOST), "lag": lambda: lag.lasting_s}
+    return Pressure(limits.inflight_requests, sources)
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ from support.wiring import fleet
 from yarl import URL
 
 from engines.base import Call
-from gateway.admission import Admission
+from gateway.admission import Admission, QueueRules
 from gateway.answer import AnswerRules
 from gateway.app import request_ids
 from gateway.budget import RetryBudget
@@ -180,7 +180,7 @@ def served(upstream: FakeUpstream, events: list[Event], on_schema_miss: str) -> 
         OpenAIChat(),
         {"m": model},
         services=services,
-        admission=Admission(registry, queue_requests=2, queue_wait_s=0.02),
+        admission=Admission(registry, QueueRules(2, 0.02), Watchdog()),
         options=ServeOptions(Limits(), 1 << 20, 0.01),
         unix_time=lambda: 0.0,
         new_id=request_ids(),

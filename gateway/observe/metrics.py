@@ -50,7 +50,7 @@ class Served:
 class Metrics:
     """An observer, and the collector of what it counted. `inflight` is another observer, whose counts are shown too. `mismatched`
     says of an engine whether it is out of service for another tokenizer than its model's; `checks` which of a model's tests
-    passed, where they were run."""
+    passed, where they were run; `more` gives what is known elsewhere."""
 
     def __init__(
         self,
@@ -59,6 +59,8 @@ class Metrics:
         inflight: InFlight,
         mismatched: Callable[[str], bool],
         checks: Mapping[str, Mapping[CheckName, bool]],
+        *,
+        more: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         self._model = Names([NO_MODEL, *(model.model for model in served)])
         self._engine = Names([NO_ENGINE])
@@ -67,6 +69,7 @@ class Metrics:
         self._reason = Names([], room=64)
         self._inflight = inflight
         self._mismatched = mismatched
+        self._more = more
         self._checks = {(model, test): float(passed) for model, tests in checks.items() for test, passed in tests.items()}
         self._dialects = tuple(dialects)
         self._served = {model.model: model for model in served}

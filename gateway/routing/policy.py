@@ -41,6 +41,13 @@ def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None 
     return Decision(best.id, _why(view, bool(fit), best, again=bool(avoid), resumed=weights is not None), view.engines)
 
 
+def open_to(view: FleetView) -> list[EngineView]:
+    """The engines that a new answer may go to."""
+    awake = [engine for engine in view.engines if engine.usable and not engine.rests_s]
+    out = _ejected(view)
+    return [engine for engine in awake if engine.id not in out] or awake
+
+
 def _why(view: FleetView, fit: bool, best: EngineView, *, again: bool, resumed: bool) -> Why:
     if resumed:
         return "resume"

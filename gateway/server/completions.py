@@ -37,6 +37,7 @@ from gateway.model import Model
 from gateway.rendering import prompt_for
 from gateway.request import GenerateRequest, Prompt
 from gateway.server.stream import Client, ClientLeft, Header, read_body
+from gateway.routing.queue import Place
 from gateway.session import serve
 from gateway.wire.jsonio import Decoder, JsonError
 
@@ -44,6 +45,7 @@ _log = structlog.get_logger("interlock.server")
 
 TELL_S = 1.0
 NO_RETRY = b"x-no-retry"  # a header of clients that retry themselves: one layer only
+_CLOSES: tuple[Header, ...] = ((b"connection", b"close"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,9 @@ class _Exchange:
         outcome: Outcome = "ok"
         reason: str | None = None
         try:
-            await self._serve()
+            with self._app.services.pressure.request() as stage:
+                self._client.headers += _CLOSES if stage == "closing" else ()
+                await self._serve()
         except ClientLeft:
             outcome, reason, self._status = "client_gone", "body", 499
         except GatewayError as error:
@@ -146,6 +150,7 @@ class _Exchange:
                 client.expect_stream()
             prompt = self._prompt = await prompt_for(model, request, app.services.registry)
             self._encoder = self._new_encoder(request, prompt.ids if prompt else ())
+        app.admission.check(Place(model.name))  # before it costs a rendering
             check = answer_check(request.answer) if request.answer is not None else None
             may_retry = NO_RETRY not in dict(self._scope["headers"])
             job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, check, may_retry)
@@ -176,8 +181,9 @@ class _Exchange:
         extra: tuple[Header, ...] = ()
         if error.retry_after_s is not None:
             extra += ((b"retry-after", b"%d" % max(1, round(error.retry_after_s))),)
-        if isinstance(error, BodyTooLarge | BodyTimeout | UnsupportedEncoding):
-            extra += ((b"connection", b"close"),)  # the rest of the body is not read
+        unread = isinstance(error, BodyTooLarge | BodyTimeout | UnsupportedEncoding) or error.reason == "overloaded"
+        if unread and _CLOSES[0] not in client.headers:
+            extra += _CLOSES  # the rest of the body is not read
         if isinstance(error, MethodNotAllowed):
             extra += ((b"allow", b"POST"),)
         await client.reply(error.status, self._app.dialect.error(error), extra)

@@ -6,7 +6,9 @@ from engines.registry import make
 from gateway.fleet.registry import Member, Registry
 
 
-def fleet(*ids: str, model: str = "m", url: str = "http://127.0.0.1:9", kind: str = "llamacpp") -> Registry:
+def fleet(
+    *ids: str, model: str = "m", url: str = "http://127.0.0.1:9", kind: str = "llamacpp", most_running: int | None = None
+) -> Registry:
     """A registry of engines that are not ready yet."""
     engine = make(kind)
-    return Registry([Member(id=each, model=model, engine=engine, root=URL(url)) for each in ids])
+    return Registry([Member(id=each, model=model, engine=engine, root=URL(url), most_running=most_running) for each in ids])
