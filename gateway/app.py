@@ -19,7 +19,7 @@ from gateway.admission import Admission
 from gateway.answer import AnswerRules
 from gateway.budget import RetryBudget
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
-from gateway.errors import SettingsError
+from gateway.errors import CLOSED, Draining, SettingsError
 from gateway.fleet.loads import Loads
 from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
@@ -39,7 +39,7 @@ from gateway.rendering import context_of
 from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
-from gateway.server.routes import Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
+from gateway.server.routes import Closing, Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
 from gateway.settings import ModelSettings, Settings, load
 from gateway.settings_fit import Speech
 from gateway.timer import Watchdog
@@ -158,7 +158,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     condition = Condition()
     async with lag.ticking(), Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
         services = _services(settings, registry, upstream, bus, watchdog=watchdog, pressure=pressure)
-        options = ServeOptions(request_limits(limits), settings.server.max_body_bytes, settings.server.headers_grace_s)
+        server = settings.server
+        options = ServeOptions(request_limits(limits), server.max_body_bytes, server.headers_grace_s, server.route_headers)
         names, new_id = by_name(models), request_ids()
         chat = Completions(
             dialect,
@@ -168,6 +169,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             options=options,
             unix_time=time.time,
             new_id=new_id,
+            is_open=lambda: condition.open,
         )
         public = operations(registry, models, condition, metrics.expose if is_loopback(settings.server.host) else None)
 
@@ -188,7 +190,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         asking = (Prober(registry, upstream, parity, on_info), Loads(registry, upstream, on_info))
         tasks = [asyncio.create_task(each.run()) for each in asking]
         try:
-            main = HotPaths({dialect.path: chat}, Numbered(public, new_id))
+            refusal = dialect.error(Draining(CLOSED))
+            main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))
             yield Gateway(main, Numbered(admin, new_id), registry, condition, models, pressure)
         finally:
             for task in tasks:

@@ -34,6 +34,8 @@ from typing import ClassVar, Literal
 type_invalid = "invalid_request_error"
 type_server = "server_error"
 
+CLOSED = "The gateway is going down: it takes no new requests."
+
 TimeoutStage = Literal["connect", "headers", "first_token", "between_tokens", "total"]
 
 

@@ -10,7 +10,7 @@ import structlog
 import uvloop
 
 from gateway.app import Configured, Gateway, Records, running
-from gateway.server.listen import PortTaken, bind, port_of, serve_until
+from gateway.server.listen import Drain, PortTaken, bind, port_of, serve_until
 from gateway.settings_parts import ServerSettings
 from gateway.wiring import is_loopback
 
@@ -82,9 +82,9 @@ async def serve(
     async with running(configured, environ, access) as gateway:
         _announce(server, port_of(main), port_of(admin))
         _spare_the_collector()
-        places = [(main, gateway.main), (admin, gateway.admin)]
-        tasks = [asyncio.create_task(serve_until(stop, places, drain_s=server.drain_s))]
-        draining = asyncio.create_task(_mark_draining(stop, gateway, server.drain_s))
+        drain = Drain(server.drain_grace_s, server.drain_s, gateway.condition.close)
+        tasks = [asyncio.create_task(serve_until(stop, (main, gateway.main), (admin, gateway.admin), drain))]
+        draining = asyncio.create_task(_mark_draining(stop, gateway, server))
         if on_ready is not None:
             tasks.append(asyncio.create_task(unless_stopped(on_ready(gateway, port_of(main)), stop)))
         try:
@@ -116,10 +116,14 @@ async def unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event)
         await asyncio.wait([working])  # what it must clean up is done before anyone goes on
 
 
-async def _mark_draining(stop: asyncio.Event, gateway: Gateway, drain_s: float) -> None:
+async def _mark_draining(stop: asyncio.Event, gateway: Gateway, server: ServerSettings) -> None:
     await stop.wait()
     gateway.condition.draining = True
-    _log.info("going down: running answers are finished first; a second signal cuts them", drain_s=drain_s)
+    _log.info(
+        "going down: running answers are finished first; a second signal cuts them",
+        drain_s=server.drain_s,
+        drain_grace_s=server.drain_grace_s,
+    )
 
 
 def _announce(server: ServerSettings, port: int, admin_port: int) -> None:

@@ -29,7 +29,16 @@ class ServerSettings(Section):
     """The largest request body; a larger one is answered with 413."""
 
     drain_s: float = Field(30.0, ge=0, allow_inf_nan=False)
-    """How long running answers may go on after SIGTERM; then they are ended with an error."""
+    """How long running answers may go on after SIGTERM or SIGINT; then they are ended with an error. `/ready` answers 503 from
+    the signal on. A second signal cuts them at once."""
+
+    drain_grace_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """How long after the signal new requests are still taken; then they are answered with 503. Part of `drain_s`. In Kubernetes
+    set 5 to 10: a Service sends requests for some seconds after the signal, as it learns of it late."""
+
+    route_headers: bool = False
+    """Answers say how they were served, in `x-interlock-engine`, `x-interlock-attempts`, `x-interlock-queue-ms` and
+    `x-interlock-cached-tokens`. Engines' names are so shown to every client."""
 
     headers_grace_s: float = Field(5.0, ge=0, allow_inf_nan=False)
     """How long the headers of a streamed answer wait for its first token, so that a failure can still be a plain HTTP error."""
@@ -39,6 +48,13 @@ class ServerSettings(Section):
     def _own_port(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value and value == info.data.get("port") and info.data.get("host") == info.data.get("admin_host"):
             raise wrong("must differ from `port`")
+        return value
+
+    @field_validator("drain_grace_s")
+    @classmethod
+    def _within_drain(cls, value: float, info: ValidationInfo) -> float:
+        if value > info.data.get("drain_s", value):
+            raise wrong("must be no more than `drain_s`")
         return value
 
     @field_validator("workers")

@@ -14,7 +14,7 @@ from support.scripted_engine import ScriptedEngine
 
 from gateway import process
 from gateway.app import with_models
-from gateway.server.listen import PortTaken, bind, port_of, serve_until
+from gateway.server.listen import Drain, PortTaken, bind, port_of, serve_until
 from gateway.settings_parts import ServerSettings
 
 
@@ -123,7 +123,7 @@ async def test_work_that_fails_says_so() -> None:
         await process.unless_stopped(work(), asyncio.Event())
 
 
-async def test_an_admin_port_is_served_while_the_others_drain() -> None:
+async def test_both_ports_are_served_while_the_api_drains() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
             await asyncio.sleep(0.6)
@@ -140,16 +140,19 @@ async def test_an_admin_port_is_served_while_the_others_drain() -> None:
     main, admin = bind("127.0.0.1", 0), bind("127.0.0.1", 0)
     ports = port_of(main), port_of(admin)
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve_until(stop, [(main, application), (admin, application)], drain_s=5))
+    closed = asyncio.Event()
+    drain = Drain(grace_s=0, limit_s=5, close=closed.set)
+    serving = asyncio.create_task(serve_until(stop, (main, application), (admin, application), drain))
     await asyncio.sleep(0.1)
     slow = asyncio.create_task(status(ports[0], "/slow"))
     await asyncio.sleep(0.05)
     stop.set()
     await asyncio.sleep(0.25)
-    assert (await status(ports[1], "/")).startswith(b"HTTP/1.1 204")
-    with pytest.raises(ConnectionRefusedError):
-        await status(ports[0], "/")
+    assert closed.is_set()
+    for port in ports:
+        assert (await status(port, "/")).startswith(b"HTTP/1.1 204")
     assert (await slow).startswith(b"HTTP/1.1 204")
     await asyncio.wait_for(serving, 5)
-    with pytest.raises(ConnectionRefusedError):
-        await status(ports[1], "/")
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            await status(port, "/")

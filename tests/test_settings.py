@@ -72,6 +72,7 @@ def test_defaults(folder: Path) -> None:
     )
     assert (found.server.workers, found.server.max_body_bytes, found.server.drain_s) == (1, 33_554_432, 30)
     assert found.server.headers_grace_s == 5
+    assert (found.server.drain_grace_s, found.server.route_headers) == (0, False)
     assert tuple(found.timeouts.model_dump().values()) == (1, 600, 600, 30, 3600)
     assert tuple(found.limits.model_dump().values()) == (8, 16, 20, 256, 10_000, 256, 30, 0, 4096, 2, 10)
     (model,) = found.models
@@ -86,7 +87,7 @@ def test_every_key_can_be_set(folder: Path) -> None:
         folder,
         """
         server: {host: "::1", port: 1, admin_host: 10.0.0.1, admin_port: 2, workers: 1, max_body_bytes: 3, drain_s: 0,
-                 headers_grace_s: 0.5}
+                 drain_grace_s: 0, route_headers: true, headers_grace_s: 0.5}
         models:
           - name: org/m:1
             aliases: [a, b.c]

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission import Admission
 from gateway.dialects.base import LONE_SURROGATES, Answer, Dialect, Encoder, Limits
 from gateway.errors import (
+    CLOSED,
     BodyTimeout,
     BodyTooLarge,
     ClientError,
@@ -55,10 +56,12 @@ class ServeOptions:
     limits: Limits
     max_body_bytes: int
     headers_grace_s: float
+    route_headers: bool = False
 
 
 class Completions:
-    """Serves one dialect for a fixed set of models. `unix_time` stamps answers; `new_id` makes request ids, each once."""
+    """Serves one dialect for a fixed set of models. `unix_time` stamps answers; `new_id` makes request ids, each once; `is_open`
+    tells whether new requests are taken."""
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Completions:
         options: ServeOptions,
         unix_time: Callable[[], float],
         new_id: Callable[[], str],
+        is_open: Callable[[], bool] = lambda: True,
     ) -> None:
         self.dialect = dialect
         self.models = models
@@ -78,6 +82,7 @@ class Completions:
         self.options = options
         self.unix_time = unix_time
         self.new_id = new_id
+        self.is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, whatever happens in it."""
@@ -94,7 +99,8 @@ class _Exchange:
         self._loop = asyncio.get_running_loop()
         self._ledger = Ledger(app.new_id(), self._loop.time())
         headers: tuple[Header, ...] = ((b"x-request-id", self._ledger.request_id.encode()),)
-        self._client = Client(receive, send, headers=headers, grace_s=app.options.headers_grace_s)
+        late = self._route_headers if app.options.route_headers else None
+        self._client = Client(receive, send, headers=headers, grace_s=app.options.headers_grace_s, late=late)
         self._request: GenerateRequest | None = None
         self._model: Model | None = None
         self._prompt: Prompt | None = None
@@ -128,9 +134,12 @@ class _Exchange:
         app = self._app
         if self._scope["method"] != "POST":
             raise MethodNotAllowed(f"{app.dialect.path} takes POST only.")
+        taken = app.is_open()
         body = await read_body(self._scope, self._receive, app.options.max_body_bytes, app.services.watchdog)
         self._ledger.received_s = self._loop.time()
         app.services.bus.emit(Received(self._ledger.request_id, app.dialect.name, self._ledger.received_s))
+        if not taken:
+            raise Draining(CLOSED)
         try:
             request = self._request = app.dialect.parse(body, app.options.limits)
         except ClientError:
@@ -188,6 +197,20 @@ class _Exchange:
             extra += ((b"allow", b"POST"),)
         await client.reply(error.status, self._app.dialect.error(error), extra)
 
+    def _route_headers(self) -> tuple[Header, ...]:
+        """How the answer is served, as far as is known when its headers go. None before an engine was asked."""
+        ledger = self._ledger
+        if not ledger.attempts:
+            return ()
+        told: tuple[Header, ...] = (
+            (b"x-interlock-engine", ledger.engine.encode("ascii", "replace")),
+            (b"x-interlock-attempts", b"%d" % ledger.attempts),
+            (b"x-interlock-queue-ms", b"%d" % round(ledger.queue_s * 1000)),
+        )
+        if (cached := _cached_tokens(ledger)) is not None:
+            told += ((b"x-interlock-cached-tokens", b"%d" % cached),)
+        return told
+
     def _cut(self) -> tuple[Outcome, str]:
         """The task was cancelled: by the client's leaving, or by the server's going down."""
         task = asyncio.current_task()
@@ -242,6 +265,12 @@ def _model_of(body: bytes) -> str:
         return _NAMED.decode(body).model
     except JsonError:
         return ""
+
+
+def _cached_tokens(ledger: Ledger) -> int | None:
+    """The prompt's tokens that the engine had; None before it said anything of its counts."""
+    said = any(tally.usage.completion_tokens or tally.usage.cached_tokens for tally in ledger.tallies.values())
+    return ledger.usage().cached_tokens if said else None
 
 
 def outcome_of(error: GatewayError) -> Outcome:

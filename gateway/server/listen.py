@@ -1,17 +1,28 @@
-"""Sockets, and the servers on them, until they are told to stop."""
+"""Sockets, and the servers on them, until they are told to stop and have drained.
+
+Invariant: nothing that runs is cut before the limit, and what is cut then is told so; after it a client that takes nothing holds
+the process for no more than `_TELL_S`.
+"""
 
 import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.server.protocol import BoundedHttp
+from gateway.server.protocol import BoundedHttp, Shared
+
+_log = structlog.get_logger("interlock.server")
 
 BACKLOG = 2048
+_LOOK_S = 0.05
+_TELL_S = 1.2  # longer than a request waits for a client that takes nothing
+_CUT_S = 0.4  # the same, where the operator does not wait
 
 
 class PortTaken(Exception):
@@ -49,33 +60,102 @@ def port_of(bound: socket.socket) -> int:
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the process has one place for signals, and two servers."""
 
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(_config(app))
+        self._state = self.server_state = Shared()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals alone."""
         yield
 
+    def last_answers(self) -> None:
+        """Each answer is the last of its connection: what the client asks next, it asks another gateway."""
+        self._state.last = True
+        for connection in self._connections():
+            connection.last_answer()
 
-async def serve_until(stop: asyncio.Event, places: Sequence[tuple[socket.socket, ASGIApp]], *, drain_s: float) -> None:
-    """Serves each application on its socket until `stop`; then running answers may go on for `drain_s`.
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered, or the end of an answer is still on its way to its client."""
+        return bool(self._state.tasks) or any(connection.transport.is_closing() for connection in self._connections())
 
-    The last place is served until the others are done: it is the admin port, which tells how the drain goes.
+    def cut(self) -> int:
+        """Ends every request that is being answered, which tells its client; how many there were."""
+        for task in (running := list(self._state.tasks)):
+            task.cancel()
+        return len(running)
+
+    def drop(self) -> None:
+        """Resets the connections of clients that do not take the end of their answer."""
+        for connection in self._connections():
+            if not connection.idle:
+                connection.transport.abort()
+
+    async def quiet(self, until_s: float) -> None:
+        """Returns when nothing is being answered, or at this time of the loop."""
+        loop = asyncio.get_running_loop()
+        while self.busy and loop.time() < until_s:  # noqa: ASYNC110 - uvicorn tells nobody when a connection ends
+            await asyncio.sleep(_LOOK_S)
+
+    def _connections(self) -> list[BoundedHttp]:
+        return [connection for connection in self._state.connections if isinstance(connection, BoundedHttp)]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How a server goes down: it takes new requests for `grace_s` after the signal, then calls `close`, which makes its
+    application refuse them; what runs may go on until `limit_s` after the signal."""
+
+    grace_s: float
+    limit_s: float
+    close: Callable[[], None]
+
+
+Place = tuple[socket.socket, ASGIApp]
+
+
+async def serve_until(stop: asyncio.Event, api: Place, admin: Place, drain: Drain) -> None:
+    """Serves both applications on their sockets until `stop`, and the API until it has drained. A cancellation cuts all now.
+
+    The sockets stay open meanwhile: a client that comes late is told so, and the admin port tells how the drain goes.
     """
-    servers = [_Server(_config(app, drain_s)) for _, app in places]
-    tasks = [asyncio.create_task(server.serve(sockets=[bound])) for server, (bound, _) in zip(servers, places, strict=True)]
+    servers = [_Server(app) for _, app in (api, admin)]
+    tasks = [asyncio.create_task(each.serve(sockets=[bound])) for each, (bound, _) in zip(servers, (api, admin), strict=True)]
     stopping = asyncio.create_task(stop.wait())
+    tell_s = _CUT_S
     try:
         await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        for server, task in zip(servers, tasks, strict=True):
-            server.should_exit = True
-            await task
+        if stop.is_set():
+            await _drained(servers[0], drain)
+            tell_s = _TELL_S
     finally:
         stopping.cancel()
-        for server in servers:
-            server.should_exit = server.force_exit = True
-        await asyncio.gather(*tasks)
+        await _end(servers, tasks, tell_s)
 
 
-def _config(app: ASGIApp, drain_s: float) -> uvicorn.Config:
+async def _drained(server: _Server, drain: Drain) -> None:
+    """Returns when nothing runs any more, or at the limit."""
+    until_s = asyncio.get_running_loop().time() + drain.limit_s
+    server.last_answers()
+    await asyncio.sleep(min(drain.grace_s, drain.limit_s))
+    drain.close()
+    await server.quiet(until_s)
+
+
+async def _end(servers: list[_Server], tasks: "list[asyncio.Task[None]]", tell_s: float) -> None:
+    """Ends the servers, after those whose requests are cut had `tell_s` to tell their clients."""
+    if cut := sum(server.cut() for server in servers):
+        _log.warning("going down: requests were cut", requests=cut)
+    until_s = asyncio.get_running_loop().time() + tell_s
+    for server in servers:
+        await server.quiet(until_s)
+        server.drop()
+        server.should_exit = server.force_exit = True
+    await asyncio.gather(*tasks)
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -86,6 +166,6 @@ def _config(app: ASGIApp, drain_s: float) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
+        timeout_graceful_shutdown=1,  # by then nothing runs
         backlog=BACKLOG,
     )

@@ -4,6 +4,7 @@ Invariant: a connection whose request line and headers pass `MAX_HEAD_BYTES` is 
 """
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from gateway.wire.jsonio import encode
 
@@ -26,6 +27,12 @@ _ANSWER = (
 
 class HeadTooLarge(Exception):
     """Ends the parser's work on this connection."""
+
+
+class Shared(ServerState):
+    """What the connections of one server share. `last`: each answer from now on is the last of its connection."""
+
+    last = False
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -56,6 +63,8 @@ class BoundedHttp(HttpToolsProtocol):
         """The head is read."""
         self._told, self._in_head = True, False
         super().on_headers_complete()
+        if isinstance(self.server_state, Shared) and self.server_state.last:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """What follows is another head, however little of it the parser shows."""
@@ -71,6 +80,16 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("")
+
+    def last_answer(self) -> None:
+        """The answer that is being given, if one is, ends the connection."""
+        if not self.idle:
+            self.cycle.keep_alive = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request of this connection is being answered, and it is not closing."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def send_400_response(self, msg: str) -> None:
         """What cannot be read is answered by uvicorn, what is too large by us."""

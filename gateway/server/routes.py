@@ -30,6 +30,7 @@ from gateway.server.schemas import described, schema_of
 from gateway.wire.jsonio import decode, encode
 
 Expose = Callable[[str], tuple[str, bytes]]
+_TELLING = frozenset({"/health", "/ready", "/metrics"})
 
 
 class HotPaths:
@@ -64,10 +65,37 @@ class Numbered:
 
 
 class Condition:
-    """Whether this gateway takes requests: set once, when it begins to go down."""
+    """Whether this gateway takes requests. `draining`: it goes down, which `/ready` tells; `closed`: it takes no new ones. Each
+    is set once."""
 
     def __init__(self) -> None:
         self.draining = False
+        self.closed = False
+
+    def close(self) -> None:
+        """From now on new requests are refused."""
+        self.draining = self.closed = True
+
+    @property
+    def open(self) -> bool:
+        """Whether new requests are taken."""
+        return not self.closed
+
+
+class Closing:
+    """An ASGI application that refuses new requests with `body` once the gateway is closed, but for what tells how it stands."""
+
+    def __init__(self, app: ASGIApp, condition: Condition, body: bytes) -> None:
+        self._app = app
+        self._condition = condition
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves or refuses one request."""
+        if self._condition.open or scope["path"] in _TELLING:
+            await self._app(scope, receive, send)
+            return
+        await Response(self._body, 503, {"retry-after": "1"}, JSON_TYPE.decode())(scope, receive, send)
 
 
 def operations(registry: Registry, models: tuple[Model, ...], condition: Condition, expose: Expose | None) -> FastAPI:
@@ -82,12 +110,12 @@ def operations(registry: Registry, models: tuple[Model, ...], condition: Conditi
     @api.head("/ready", include_in_schema=False)
     @api.get("/ready", summary="Can serve: each model is served and has a ready engine, and no drain is on")
     async def ready() -> JSONResponse:
-        engines = {m.name: {e.id: e.ready for e in registry.view(m.name).engines} for m in models}
+        engines = {m.name: {e.id: e.usable for e in registry.view(m.name).engines} for m in models}
         closed = {m.name: m.closed for m in models if m.closed is not None}
         able = not condition.draining and not closed and all(any(states.values()) for states in engines.values())
         status = "draining" if condition.draining else "ready" if able else "not ready"
         problems = {
-            name: {engine: registry.problem(engine) for engine, fit in states.items() if not fit}
+            name: {engine: registry.problem(engine) or "draining" for engine, fit in states.items() if not fit}
             for name, states in engines.items()
         }
         told = {name: those for name, those in problems.items() if those}

@@ -5,6 +5,7 @@ that leaves cancels the task that serves it, streamed or not. A connection that 
 """
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -66,15 +67,24 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 class Client:
     """The client of one exchange, once its body is read. Enter it to be cancelled when it leaves.
 
-    `headers` are added to every answer, and may be added to until it begins. The headers of a streamed answer are held until its
-    first piece, or for `grace_s`; from then on a comment is sent whenever nothing was for ten seconds, since proxies and clients
-    cut silent connections.
+    `headers` are added to every answer, and may be added to until it begins; so are those of `late`, which is asked then. The
+    headers of a streamed answer are held until its first piece, or for `grace_s`; from then on a comment is sent whenever nothing
+    was for ten seconds, since proxies and clients cut silent connections.
     """
 
-    def __init__(self, receive: Receive, send: Send, *, headers: tuple[Header, ...], grace_s: float) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        *,
+        headers: tuple[Header, ...],
+        grace_s: float,
+        late: Callable[[], tuple[Header, ...]] | None = None,
+    ) -> None:
         self._receive = receive
         self._send = send
         self.headers = headers
+        self._late = late
         self._grace_s = grace_s
         self._ping_s = PING_S
         self._loop = asyncio.get_running_loop()
@@ -156,8 +166,12 @@ class Client:
         """Sends the headers, once: a ping may wait here for a client that still reads its last answer, and be cancelled."""
         async with self._starting:
             if not self.started:
-                await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers]})
+                headers = [*_STREAM_HEADERS, *self._all_headers()]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
                 self.started = True
+
+    def _all_headers(self) -> tuple[Header, ...]:
+        return self.headers if self._late is None else self.headers + self._late()
 
     async def finish(self, data: bytes) -> None:
         """Sends the last piece of a streamed answer, or the whole body."""
@@ -173,6 +187,6 @@ class Client:
         self._stop_pings()
         self.started = self.complete = True
         length = (b"content-length", b"%d" % len(body))
-        headers = [(b"content-type", JSON_TYPE), length, *self.headers, *extra]
+        headers = [(b"content-type", JSON_TYPE), length, *self._all_headers(), *extra]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
