@@ -37,16 +37,16 @@ from gateway.job import Job, Ledger, Services
 from gateway.model import Model
 from gateway.rendering import prompt_for
 from gateway.request import GenerateRequest, Prompt
-from gateway.server.stream import Client, ClientLeft, Header, read_body
 from gateway.routing.queue import Place
+from gateway.server.stream import Client, ClientLeft, Header, read_body
 from gateway.session import serve
 from gateway.wire.jsonio import Decoder, JsonError
 
 _log = structlog.get_logger("interlock.server")
 
 TELL_S = 1.0
-NO_RETRY = b"x-no-retry"  # a header of clients that retry themselves: one layer only
 _CLOSES: tuple[Header, ...] = ((b"connection", b"close"),)
+NO_RETRY = b"x-no-retry"  # a header of clients that retry themselves: one layer only
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,7 @@ class _Exchange:
             raise ModelNotFound(request.model)
         if model.closed is not None:
             raise NotServed(f"The model {shown(model.name)} is not served: {model.closed}.")
+        app.admission.check(Place(model.name))  # before it costs a rendering
         # An engine that speaks the dialect gets every field; what was mended in the body is named all the same.
         named = request.ignored if model.rendered is not None else tuple(n for n in request.ignored if n == LONE_SURROGATES)
         if named:
@@ -159,7 +160,6 @@ class _Exchange:
                 client.expect_stream()
             prompt = self._prompt = await prompt_for(model, request, app.services.registry)
             self._encoder = self._new_encoder(request, prompt.ids if prompt else ())
-        app.admission.check(Place(model.name))  # before it costs a rendering
             check = answer_check(request.answer) if request.answer is not None else None
             may_retry = NO_RETRY not in dict(self._scope["headers"])
             job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, check, may_retry)
