@@ -5,33 +5,35 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import structlog
+from prometheus_client.core import Metric
 from starlette.types import ASGIApp
 
 from engines.base import EngineInfo
 from engines.registry import known, make
-from gateway.admission import Admission
 from gateway.answer import AnswerRules
 from gateway.budget import RetryBudget
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
 from gateway.errors import CLOSED, Draining, SettingsError
+from gateway.fleet.discovery import DiscoveryRules, Membership
 from gateway.fleet.loads import Loads
 from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
+from gateway.fleet.reload import Troubles
+from gateway.fleet.sources import SettingsFile, Sources
 from gateway.formats.registry import load as load_formats
 from gateway.job import Services
-from gateway.lag import LoopLag
 from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.metrics import Metrics
-from gateway.observe.overload import Overload
 from gateway.pressure import Pressure
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
@@ -41,20 +43,19 @@ from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
 from gateway.server.routes import Closing, Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
 from gateway.settings import ModelSettings, Settings, load
+from gateway.settings_engines import load_engines
 from gateway.settings_fit import Speech
-from gateway.timer import Watchdog
 from gateway.upstream import Upstream
 from gateway.voice import FAULTS, Voice, voice_of
 from gateway.wiring import (
+    Gate,
     is_loopback,
-    members,
-    pressure_of,
-    queue_rules,
     request_limits,
     retry_rules,
     served,
     stage_limits,
     standing_rules,
+    wire_with,
 )
 
 _log = structlog.get_logger("interlock.app")
@@ -65,11 +66,13 @@ Records = Callable[[Mapping[str, object]], None]
 @dataclass(frozen=True, slots=True)
 class Configured:
     """Settings, and their models in the same order, each read from its files. `warn_unchecked`: the log names models that are
-    served without a check."""
+    served without a check. `file`: where they came from, to be followed while the gateway runs."""
 
     settings: Settings
     models: tuple[Model, ...]
     warn_unchecked: bool = True
+    file: SettingsFile | None = None
+    discovery: DiscoveryRules = field(default_factory=DiscoveryRules)
 
 
 def configure(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Configured:
@@ -78,7 +81,8 @@ def configure(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Confi
     kinds = {kind: make(kind).traits for kind in known()}
     voices = _Voices()
     settings = load(path, environ, kinds=kinds, formats=voices.formats, inspect=voices.inspect)
-    return Configured(settings, voices.models(settings))
+    again = partial(load, path, environ, kinds=kinds, formats=voices.formats, inspect=lambda _: iter(()))
+    return Configured(settings, voices.models(settings), file=SettingsFile(Path(path), again))
 
 
 def with_models(settings: Settings) -> Configured:
@@ -135,6 +139,7 @@ class Gateway:
     condition: Condition
     models: tuple[Model, ...]
     pressure: Pressure
+    reload: Callable[[], None] | None
 
 
 @asynccontextmanager
@@ -144,20 +149,17 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     settings, models = configured.settings, configured.models
     for model in models:
         _warn(model, unchecked=configured.warn_unchecked)
-    registry = Registry(members(settings, environ), standing_rules(settings.failures))
+    registry, troubles = Registry((), standing_rules(settings.failures)), Troubles()
     dialect = OpenAIChat()
-    checks = {model.name: model.checked.passed for model in models if model.checked is not None}
-    limits, watchdog, lag = settings.limits, Watchdog(), LoopLag()
-    admission = Admission(registry, queue_rules(limits), watchdog)
-    pressure = pressure_of(limits, admission, lag)
-    shown = Overload([model.name for model in models], admission.depth, lambda: pressure.level, lambda: lag.most_s)
-    metrics = Metrics(served(settings, models), [dialect.name], registry.running, registry.mismatched, checks, more=shown)
+    limits, gate = settings.limits, Gate(settings, registry)
+    metrics = _metrics(models, registry, dialect.name, lambda: (*gate.gauges(), troubles.metric()))
+    membership, sources = _naming(configured, environ, registry, metrics, troubles)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
-    bus = Bus([registry.running.apply, admission, metrics, *logs])
-    condition = Condition()
-    async with lag.ticking(), Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
-        services = _services(settings, registry, upstream, bus, watchdog=watchdog, pressure=pressure)
+    bus = Bus([registry.running.apply, gate.admission, metrics, *logs])
+    condition = Condition(troubles.told)
+    async with gate.lag.ticking(), Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
+        services = _services(settings, registry, upstream, bus, gate)
         server = settings.server
         options = ServeOptions(request_limits(limits), server.max_body_bytes, server.headers_grace_s, server.route_headers)
         names, new_id = by_name(models), request_ids()
@@ -165,7 +167,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             dialect,
             names,
             services=services,
-            admission=admission,
+            admission=gate.admission,
             options=options,
             unix_time=time.time,
             new_id=new_id,
@@ -187,32 +189,60 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         def on_info(member: Member, info: EngineInfo) -> None:
             metrics.engine_info(member.id, member.engine.kind, info.version, member.model)
 
-        asking = (Prober(registry, upstream, parity, on_info), Loads(registry, upstream, on_info))
-        tasks = [asyncio.create_task(each.run()) for each in asking]
-        try:
+        asking = (Prober(registry, upstream, parity, on_info), Loads(registry, upstream, on_info), membership, sources)
+        async with _beside(*(each.run for each in asking)):
             refusal = dialect.error(Draining(CLOSED))
             main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))
-            yield Gateway(main, Numbered(admin, new_id), registry, condition, models, pressure)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            yield Gateway(main, Numbered(admin, new_id), registry, condition, models, gate.pressure, sources.reload)
 
 
-def _services(
-    settings: Settings, registry: Registry, upstream: Upstream, bus: Bus, *, watchdog: Watchdog, pressure: Pressure
-) -> Services:
+def _metrics(models: tuple[Model, ...], registry: Registry, dialect: str, more: Callable[[], Iterable[Metric]]) -> Metrics:
+    checks = {model.name: model.checked.passed for model in models if model.checked is not None}
+    return Metrics(served(models), [dialect], registry.running, registry.mismatched, checks, more=more)
+
+
+@asynccontextmanager
+async def _beside(*parts: Callable[[], Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """What runs for ever, while inside."""
+    tasks = [asyncio.create_task(each()) for each in parts]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _naming(
+    configured: Configured, environ: Mapping[str, str], registry: Registry, metrics: Metrics, troubles: Troubles
+) -> tuple[Membership, Sources]:
+    """Who keeps the registry's engines, and what names them."""
+    settings, rules = configured.settings, configured.discovery
+    membership = Membership(registry, wire_with(environ), metrics, troubles, linger_s=settings.timeouts.total_s, rules=rules)
+    kinds = {kind: make(kind).traits for kind in known()}
+    sources = Sources(
+        settings,
+        membership,
+        troubles,
+        read_engines=lambda model, path: load_engines(path, model, environ, kinds),
+        file=configured.file,
+        poll_s=rules.poll_s,
+    )
+    return membership, sources
+
+
+def _services(settings: Settings, registry: Registry, upstream: Upstream, bus: Bus, gate: Gate) -> Services:
     failures = settings.failures
     return Services(
         registry=registry,
         upstream=upstream,
         bus=bus,
         limits=stage_limits(settings.timeouts),
-        watchdog=watchdog,
+        watchdog=gate.watchdog,
         new_call_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
         retries=RetryBudget(retry_rules(failures), lambda: sum(registry.running.counts.values())),
         resume=failures.resume == "exact",
-        pressure=pressure,
+        pressure=gate.pressure,
     )
 
 

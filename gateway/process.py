@@ -1,10 +1,11 @@
 """One gateway process: ports, signals, and what is said at start."""
 
 import asyncio
+import contextlib
 import gc
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 
 import structlog
 import uvloop
@@ -88,11 +89,26 @@ async def serve(
         if on_ready is not None:
             tasks.append(asyncio.create_task(unless_stopped(on_ready(gateway, port_of(main)), stop)))
         try:
-            await asyncio.gather(*tasks)
+            with _hung_up(gateway.reload):
+                await asyncio.gather(*tasks)
         finally:
             stop.set()
             draining.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _hung_up(reload: Callable[[], None] | None) -> Iterator[None]:
+    """SIGHUP reads the settings file again, where there is one."""
+    if reload is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 def _spare_the_collector() -> None:

@@ -10,17 +10,18 @@ from engines.registry import known, make
 from gateway.admission import Admission, QueueRules
 from gateway.dialects.base import Limits
 from gateway.fleet.discovery import Wire
-from gateway.fleet.registry import Member
+from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import StandingRules
 from gateway.lag import LoopLag
 from gateway.model import Model
 from gateway.observe.metrics import Served
+from gateway.observe.overload import Overload
 from gateway.pressure import QUEUE_MOST, Pressure
 from gateway.routing.breaker import BreakerRules
 from gateway.routing.retry import RetryRules
 from gateway.settings import EngineSettings, Settings
 from gateway.settings_parts import FailureSettings, LimitSettings, TimeoutSettings
-from gateway.timer import StageLimits
+from gateway.timer import StageLimits, Watchdog
 
 
 def wire_with(environ: Mapping[str, str]) -> Wire:
@@ -84,10 +85,18 @@ def queue_rules(limits: LimitSettings) -> QueueRules:
     return QueueRules(limits.queue_requests, limits.queue_wait_s, limits.down_wait_s)
 
 
-def pressure_of(limits: LimitSettings, admission: Admission, lag: LoopLag) -> Pressure:
-    """How close a gateway is to its limits: its requests, its queue and its loop, where a lasting lateness of 1 s is one."""
-    sources = {"queue": lambda: min(admission.fill, QUEUE_MOST), "lag": lambda: lag.lasting_s}
-    return Pressure(limits.inflight_requests, sources)
+class Gate:
+    """What stands between clients and engines: who may start, how close the gateway is to its limits, and the time limits of all.
+    A lasting lateness of the loop of 1 s is a limit too."""
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        limits = settings.limits
+        admission, lag = Admission(registry, queue_rules(limits), watchdog := Watchdog()), LoopLag()
+        sources = {"queue": lambda: min(admission.fill, QUEUE_MOST), "lag": lambda: lag.lasting_s}
+        self.watchdog, self.admission, self.lag = watchdog, admission, lag
+        self.pressure = pressure = Pressure(limits.inflight_requests, sources)
+        models = [model.name for model in settings.models]
+        self.gauges = Overload(models, admission.depth, lambda: pressure.level, lambda: lag.most_s)
 
 
 def is_loopback(host: str) -> bool:

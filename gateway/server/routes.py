@@ -66,9 +66,10 @@ class Numbered:
 
 class Condition:
     """Whether this gateway takes requests. `draining`: it goes down, which `/ready` tells; `closed`: it takes no new ones. Each
-    is set once."""
+    is set once. `troubles` gives what is wrong with what names engines, by where that is."""
 
-    def __init__(self) -> None:
+    def __init__(self, troubles: Callable[[], Mapping[str, Sequence[str]]] = dict) -> None:
+        self.troubles = troubles
         self.draining = False
         self.closed = False
 
@@ -119,7 +120,10 @@ def operations(registry: Registry, models: tuple[Model, ...], condition: Conditi
             for name, states in engines.items()
         }
         told = {name: those for name, those in problems.items() if those}
-        return JSONResponse({"status": status, "engines": engines, "problems": told, "not_served": closed}, 200 if able else 503)
+        body = {"status": status, "engines": engines, "problems": told, "not_served": closed}
+        if troubles := condition.troubles():  # what was known before stays, so that it can serve all the same
+            body["reload"] = troubles
+        return JSONResponse(body, 200 if able else 503)
 
     if expose is not None:
 

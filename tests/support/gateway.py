@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from support.scripted_engine import ScriptedEngine
 from support.vocabulary import template_text, tokenizer_fields
 
 from gateway.app import Gateway, Records, with_models
+from gateway.fleet.discovery import DiscoveryRules
 from gateway.process import bind_both, serve
 from gateway.server.listen import port_of
 from gateway.settings import Settings
@@ -111,9 +112,15 @@ def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | N
 
 @contextlib.asynccontextmanager
 async def serving(
-    settings: Settings, *, wait: bool = True, access: Records | None = None, environ: Mapping[str, str] | None = None
+    settings: Settings,
+    *,
+    wait: bool = True,
+    access: Records | None = None,
+    environ: Mapping[str, str] | None = None,
+    discovery: DiscoveryRules | None = None,
 ) -> AsyncIterator[Served]:
     """The gateway of these settings, once its engines are ready. `access` takes the records of the access log."""
+    configured = replace(with_models(settings), discovery=discovery or DiscoveryRules())
     sockets = bind_both(settings.server)
     url, admin = (f"http://127.0.0.1:{port_of(each)}" for each in sockets)
     stop, started = asyncio.Event(), asyncio.Event()
@@ -126,7 +133,7 @@ async def serving(
         started.set()
 
     environ = os.environ if environ is None else environ
-    running = asyncio.create_task(serve(with_models(settings), environ, sockets, stop, on_ready=on_ready, access=access))
+    running = asyncio.create_task(serve(configured, environ, sockets, stop, on_ready=on_ready, access=access))
     waiting = asyncio.create_task(started.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=20)
     if running.done():

@@ -1,0 +1,220 @@
+"""Files that are followed while the gateway runs: the settings, and models' lists of engines.
+
+Invariant: a file that is missing, half written or wrong changes nothing: what the last good one said stays, and what is wrong is
+told, once for each change of the file, in the log, in `/ready` and as a metric.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Generic, Literal, TypeVar, get_args
+
+import structlog
+from prometheus_client.core import Metric
+
+from gateway.errors import SettingsError
+from gateway.observe.series import gauge
+from gateway.settings import EngineSettings, ModelSettings, Settings
+from gateway.settings_base import Section
+
+_log = structlog.get_logger("interlock.fleet")
+
+T = TypeVar("T")
+Origin = Literal["settings", "engines_file", "dns"]
+"""Where engines are named."""
+
+_TOLD = 10  # problems of one origin that `/ready` shows
+_LIVE = frozenset({"engines", "engines_file"})
+_Signature = tuple[int, int, int, int]
+
+
+class Troubles:
+    """What is wrong now with what names engines."""
+
+    def __init__(self) -> None:
+        self._now: dict[tuple[Origin, str], tuple[str, ...]] = {}
+
+    def begin(self, origin: Origin, name: str, problems: tuple[str, ...]) -> bool:
+        """Records problems; whether they are new."""
+        known = self._now.get((origin, name))
+        self._now[origin, name] = problems
+        return known != problems
+
+    def over(self, origin: Origin, name: str) -> None:
+        """There are none any more."""
+        self._now.pop((origin, name), None)
+
+    def told(self) -> dict[str, list[str]]:
+        """The first problems of each origin that has any."""
+        told: dict[str, list[str]] = {}
+        for (origin, name), problems in sorted(self._now.items()):
+            lines = [each if origin != "dns" else f"{name}: {each}" for each in problems]
+            told[origin] = [*told.get(origin, []), *lines][:_TOLD]
+        return told
+
+    def metric(self) -> Metric:
+        """Whether each origin has problems."""
+        failed = [((origin,), float(any(each == origin for each, _ in self._now))) for origin in get_args(Origin)]
+        text = "1: what names engines there cannot be read now, and what it said before stays."
+        return gauge("interlock_config_reload_failed", text, ("origin",), failed)
+
+
+class WatchedFile:
+    """Tells whether a file may say something new: its time, size or inode changed, and it was left alone between two looks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._taken = self._latest = _signature(path)
+
+    def look(self) -> bool:
+        """Whether to read it now."""
+        now = _signature(self.path)
+        settled, self._latest = now == self._latest, now
+        if not settled or now == self._taken:
+            return False
+        self._taken = now
+        return True
+
+
+def _signature(path: Path) -> _Signature | None:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+
+
+class Followed(Generic[T]):
+    """A file that is read anew when it changes, or when that is asked for. `read` runs in a thread and raises SettingsError;
+    `take` is given what it read."""
+
+    def __init__(
+        self,
+        path: Path,
+        origin: Origin,
+        troubles: Troubles,
+        *,
+        read: Callable[[], T],
+        take: Callable[[T], None],
+        poll_s: float,
+    ) -> None:
+        self._file = WatchedFile(path)
+        self._name = str(path)
+        self._origin = origin
+        self._troubles = troubles
+        self._read = read
+        self._take = take
+        self._poll_s = poll_s
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Reads it soon, changed or not."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Follows the file until it is cancelled; then nothing is wrong with it any more."""
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll_s):
+                        await self._asked.wait()
+                if await asyncio.to_thread(self._file.look) or self._asked.is_set():
+                    self._asked.clear()
+                    await self._again()
+        finally:
+            self._troubles.over(self._origin, self._name)
+
+    async def _again(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._read)
+        except SettingsError as error:
+            self._wrong(error)
+        else:
+            self._good(found)
+
+    def _wrong(self, error: SettingsError) -> None:
+        self._troubles.begin(self._origin, self._name, error.problems)
+        _log.error("the file is not taken: what it said before stays", file=self._name, problems=list(error.problems))
+
+    def _good(self, found: T) -> None:
+        self._troubles.over(self._origin, self._name)
+        self._take(found)
+
+
+Engines = tuple[EngineSettings, ...]
+
+
+class EnginesFiles:
+    """The models' files of engines. `read` gives what a model's file names, in a thread, and raises SettingsError; `take` is told
+    it, by model; `poll_s` is how often files are looked at."""
+
+    def __init__(
+        self, read: Callable[[str, Path], Engines], take: Callable[[str, Engines], None], troubles: Troubles, poll_s: float
+    ) -> None:
+        self._read = read
+        self._take = take
+        self._troubles = troubles
+        self._poll_s = poll_s
+        self._wanted: dict[str, Path] = {}
+        self._tasks: dict[str, tuple[Path, asyncio.Task[None]]] = {}
+        self._news = asyncio.Event()
+
+    def follow(self, files: Mapping[str, Path]) -> None:
+        """The files to follow from now on, by model. What a file named that is followed no longer goes, but where there is
+        another in its place, it stays until that was read."""
+        for model in self._wanted.keys() - files.keys():
+            self._take(model, ())
+        self._wanted = dict(files)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Follows files for ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for model, (path, task) in list(self._tasks.items()):
+                    if self._wanted.get(model) != path:
+                        task.cancel()
+                        del self._tasks[model]
+                for model, path in self._wanted.items():
+                    if model not in self._tasks:
+                        self._tasks[model] = (path, group.create_task(self._followed(model, path).run()))
+                self._news.clear()
+                await self._news.wait()
+
+    def _followed(self, model: str, path: Path) -> Followed[Engines]:
+        def take(engines: Engines) -> None:
+            if self._wanted.get(model) == path:
+                self._take(model, engines)
+
+        file = Followed(
+            path, "engines_file", self._troubles, read=lambda: self._read(model, path), take=take, poll_s=self._poll_s
+        )
+        file.ask()
+        return file
+
+
+def needs_restart(old: Settings, new: Settings) -> Iterator[str]:
+    """The key paths of `new` that a running gateway does not take: all but its models' engines."""
+    for key in Settings.model_fields:
+        before, after = getattr(old, key), getattr(new, key)
+        if key == "models":
+            yield from _models_that_differ(old, new)
+        elif isinstance(before, Section):
+            yield from (f"{key}.{each}" for each in type(before).model_fields if getattr(before, each) != getattr(after, each))
+        elif before != after:
+            yield key
+
+
+def _models_that_differ(old: Settings, new: Settings) -> Iterator[str]:
+    before: Mapping[str, ModelSettings] = {model.name: model for model in old.models}
+    for index, model in enumerate(new.models):
+        known = before.get(model.name)
+        if known is None:
+            yield f"models[{index}].name"
+            continue
+        keys = [key for key in ModelSettings.model_fields if key not in _LIVE]
+        yield from (f"models[{index}].{key}" for key in keys if getattr(known, key) != getattr(model, key))
+    if gone := before.keys() - {model.name for model in new.models}:
+        yield f"models (without {', '.join(sorted(gone))})"

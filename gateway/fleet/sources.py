@@ -1,0 +1,83 @@
+"""Everything that names engines, followed while the gateway runs: its settings file, and the files that name more engines.
+
+Invariant: of a settings file that is read again only the models' engines are taken; what else is new in it is told.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from gateway.fleet.discovery import Membership
+from gateway.fleet.reload import Engines, EnginesFiles, Followed, Troubles, needs_restart
+from gateway.settings import ModelSettings, Settings
+
+_log = structlog.get_logger("interlock.fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """Where the settings came from. `read` reads them again, without the models' files, and raises SettingsError."""
+
+    path: Path
+    read: Callable[[], Settings]
+
+
+class Sources:
+    """What names engines for a membership. `read_engines` reads a model's file of them, and raises SettingsError. `poll_s` is how
+    often files are looked at."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership,
+        troubles: Troubles,
+        *,
+        read_engines: Callable[[ModelSettings, Path], Engines],
+        file: SettingsFile | None,
+        poll_s: float,
+    ) -> None:
+        self._settings = settings
+        self._membership = membership
+        self._read_engines = read_engines
+        self._models = {model.name: model for model in settings.models}
+        self._files = EnginesFiles(self._read, self._file_engines, troubles, poll_s)
+        self._file: Followed[Settings] | None = None
+        if file is not None:
+            self._file = Followed(file.path, "settings", troubles, read=file.read, take=self._reloaded, poll_s=poll_s)
+        self._take()
+
+    @property
+    def reload(self) -> Callable[[], None] | None:
+        """Reads the settings file soon; None where there is none."""
+        return self._file.ask if self._file is not None else None
+
+    async def run(self) -> None:
+        """Follows files for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._files.run())
+            if self._file is not None:
+                group.create_task(self._file.run())
+
+    def _reloaded(self, settings: Settings) -> None:
+        if keys := list(needs_restart(self._settings, settings)):
+            _log.warning("settings that need a restart are not taken", keys=keys)
+        self._models |= {model.name: model for model in settings.models if model.name in self._models}
+        self._take()
+        _log.info("settings read: the models' engines are as they say")
+
+    def _take(self) -> None:
+        for model in self._models.values():
+            self._membership.list_engines(model.name, model.engines)
+        self._files.follow({each.name: each.engines_file for each in self._models.values() if each.engines_file is not None})
+        self._membership.apply()
+
+    def _read(self, model: str, path: Path) -> Engines:
+        (settings,) = [each for each in self._settings.models if each.name == model]  # its format is that of the start
+        return self._read_engines(settings, path)
+
+    def _file_engines(self, model: str, engines: Engines) -> None:
+        self._membership.file_engines(model, engines)
+        self._membership.apply()
