@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 import pytest
-from fakes.conforming import CACHED, END, Asked, ConformingEngine, ids_of
+from fakes.conforming import CACHED, END, Asked, ConformingEngine, Load, ids_of
 from fakes.llamacpp import FakeLlamaCpp
 from fakes.sglang import FakeSglang
 from fakes.trtllm import FakeTrtLlm
@@ -25,7 +25,8 @@ from support.llamacpp import EngineUnderTest
 from support.vllm import ALIAS, VllmUnderTest
 from support.vocabulary import small_tokenizer
 
-from engines.base import EngineInfo
+from engines.base import MAX_LOAD_BYTES, Engine, EngineInfo, EngineLoad
+from engines.registry import make
 
 THINK, CLOSER, OPENS_CALL, ENDS_CALL = 5, 6, 7, 8  # <think>, </think>, <tool_call>, </tool_call>
 OTHER_STOP = 0  # <|endoftext|>, the vocabulary's second end of turn
@@ -53,6 +54,7 @@ class Subject:
     lacks: frozenset[str] = frozenset()
     stops_at_ids: bool = True
     info: EngineInfo = field(default_factory=EngineInfo)
+    says_kv_usage: bool = True
 
     @property
     def streams_ids(self) -> bool:
@@ -61,19 +63,22 @@ class Subject:
 
 PLAIN = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 SAME = {name: name for name in (*PLAIN, "top_k", "seed", "repetition_penalty", "logit_bias")}
-VLLM = Subject("vllm", FakeVllm, {**SAME, "min_tokens": "min_tokens"}, info=EngineInfo("0.32.0", "tiny", 8192))
+VLLM = Subject("vllm", FakeVllm, {**SAME, "min_tokens": "min_tokens"}, info=EngineInfo("0.32.0", "tiny", 8192, 16, 16_000))
 LLAMA = Subject(
     "llamacpp",
     FakeLlamaCpp,
     {**SAME, "repetition_penalty": "repeat_penalty"},
     frozenset({"min_tokens", "return_token_ids"}),
     stops_at_ids=False,
-    info=EngineInfo(None, "tiny.gguf", 8192),
+    info=EngineInfo(None, "tiny.gguf", 8192, 1, 16_384),
+    says_kv_usage=False,
 )
 SGLANG_NAMES = {**SAME, "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
-SGLANG = Subject("sglang", lambda: FakeSglang(incremental=False), SGLANG_NAMES, info=EngineInfo(None, "tiny", 8192))
-INCREMENTAL = Subject("sglang", lambda: FakeSglang(incremental=True), SGLANG_NAMES, info=EngineInfo(None, "tiny", 8192))
-TRTLLM = Subject("trtllm", FakeTrtLlm, SAME, frozenset({"min_tokens", "logprobs"}), info=EngineInfo("1.2.1", "tiny", None))
+SGLANG_INFO = EngineInfo("0.5.23", "tiny", 8192, 16, 16_000)
+SGLANG = Subject("sglang", lambda: FakeSglang(incremental=False), SGLANG_NAMES, info=SGLANG_INFO)
+INCREMENTAL = Subject("sglang", lambda: FakeSglang(incremental=True), SGLANG_NAMES, info=SGLANG_INFO)
+TRTLLM_INFO = EngineInfo("1.2.1", "tiny", None, 16, 16_000)
+TRTLLM = Subject("trtllm", FakeTrtLlm, SAME, frozenset({"min_tokens", "logprobs"}), info=TRTLLM_INFO)
 SUBJECTS = {"llamacpp": LLAMA, "vllm": VLLM, "sglang": SGLANG, "sglang_incremental": INCREMENTAL, "trtllm": TRTLLM}
 
 
@@ -157,6 +162,45 @@ async def test_the_engine_gets_the_ids_of_the_prompt(subject: Subject) -> None:
 
 
 HELLO = [{"role": "user", "content": "Hello"}]
+HOSTILE = [
+    pytest.param(body, id=name)
+    for name, body in {
+        "empty": b"",
+        "not_text": bytes(range(256)),
+        "html": b"<html>",
+        "null": b"null",
+        "open": b"{",
+        "deep": b"[" * 100_000,
+        "strings": b'[{"numActiveRequests":"1","numQueuedRequests":"2","kvCacheStats":{"usedNumBlocks":"1"}}]',
+        "objects": b'{"loads":[{"num_running_reqs":{},"num_waiting_reqs":[]}],"max_total_num_tokens":"9","page_size":{}}',
+        "negative": b'[{"numActiveRequests":-1,"numQueuedRequests":-2,"kvCacheStats":{"usedNumBlocks":-1,"maxNumBlocks":9}}]',
+        "no_blocks": b'[{"kvCacheStats":{"usedNumBlocks":1,"maxNumBlocks":0}}]',
+        "huge": b'{"loads":[{"num_running_reqs":1e300,"num_waiting_reqs":1e18}],"max_total_num_tokens":1e308,"dp_size":1e308}',
+        "halves": b'{"loads":[{"num_running_reqs":0.5,"token_usage":1.5}],"page_size":0.5,"max_total_num_tokens":-4}',
+        "fifty_mb": b'{"loads":[],"version":"' + b"x" * 50_000_000 + b'"}',
+        "too_long": b'[{"numActiveRequests":1}]' + b" " * MAX_LOAD_BYTES,
+        "figures": b"".join(
+            b'%s{engine="0",dp_rank="0",block_size="%s",num_gpu_blocks="None"} %s\n' % (name, value, value)
+            for name in (
+                b"llamacpp:requests_processing",
+                b"vllm:num_requests_running",
+                b"vllm:kv_cache_usage_perc",
+                b"vllm:cache_config_info",
+                b"sglang:num_running_reqs",
+                b"sglang:token_usage",
+                b"trtllm_num_requests_running",
+                b"trtllm_kv_cache_tokens_per_block",
+                b"trtllm_kv_cache_max_blocks",
+            )
+            for value in (b"NaN", b"-1", b"1e99")
+        ),
+    }.items()
+]
+
+
+def engine_of(subject: Subject) -> Engine:
+    """The adapter."""
+    return make(subject.kind)
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
@@ -395,7 +439,58 @@ async def test_several_choices_are_several_calls_with_seeds_of_their_own(subject
 
 async def test_an_engine_says_what_it_is(subject: Subject) -> None:
     async with faked(subject) as (_, served):
-        assert served.gateway.registry.info("e") == subject.info
+        registry = served.gateway.registry
+        await until(lambda: registry.info("e") == subject.info, lambda: registry.info("e"))
+
+
+async def test_an_engine_says_its_load(subject: Subject) -> None:
+    async with subject.fake().running() as engine:
+        assert isinstance(engine, ConformingEngine)
+        engine.load = Load(3, 2, 0.25)
+        async with before(Real(engine.url, subject, {"source": str(tiny_model("full")), "format": "hermes"})) as served:
+            await until(
+                lambda: load_of(served) == EngineLoad(3, 2, 0.25 if subject.says_kv_usage else None), lambda: load_of(served)
+            )
+
+
+async def test_an_engine_that_does_not_measure_says_nothing_and_serves(subject: Subject) -> None:
+    elsewhere = subject.kind in ("sglang", "trtllm")  # these say it in a second place
+    async with subject.fake().running() as engine:
+        assert isinstance(engine, ConformingEngine)
+        engine.load, engine.measures = Load(3, 2, 0.25), False
+        async with before(Real(engine.url, subject, {"source": str(tiny_model("full")), "format": "hermes"})) as served:
+            paths = engine_of(subject).load_paths
+            await until(lambda: paths[-1] in [seen.path for seen in engine.seen], lambda: engine.seen)
+            assert (await heard(served, stream=True, max_tokens=9)).content == "Hello"
+            if elsewhere:
+                await until(lambda: load_of(served) == EngineLoad(3, 2, 0.25), lambda: load_of(served))
+            assert load_of(served) == (EngineLoad(3, 2, 0.25) if elsewhere else None)
+
+
+@pytest.mark.parametrize("body", HOSTILE)
+def test_no_answer_of_an_engine_is_taken_for_a_figure_that_it_did_not_say(subject: Subject, body: bytes) -> None:
+    engine = engine_of(subject)
+    for rank in (None, 0):
+        assert engine.load(body, rank) == EngineLoad()
+        info = engine.identity([body for _ in engine.identity_paths], EngineInfo(model="m"), rank)
+        assert (info.model, info.block_tokens, info.kv_tokens) == ("m", None, None)
+    assert engine.identity([], EngineInfo(model="m"), None).kv_tokens is None
+
+
+def load_of(served: Served) -> EngineLoad | None:
+    """What the engine last said of its load."""
+    registry = served.gateway.registry
+    found = registry.standing("e").load(registry.now_s())
+    return found[1] if found is not None else None
+
+
+async def until(happened: Callable[[], bool], seen: Callable[[], object], limit_s: float = 10.0) -> None:
+    """Waits until it has; fails with what was seen instead."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not happened():
+                await asyncio.sleep(0.01)
+    assert happened(), seen()
 
 
 async def test_an_engine_with_another_tokenizer_stays_out_where_it_tokenises(subject: Subject) -> None:
@@ -507,6 +602,19 @@ async def test_any_engine_finds_a_prompt_in_its_cache(any_engine: Real) -> None:
         first, second = [await heard(served, stream=False, messages=long, max_tokens=1) for _ in range(2)]
     assert first.usage["prompt_tokens"] == second.usage["prompt_tokens"]
     assert 0 < second.usage["prompt_tokens_details"]["cached_tokens"] < second.usage["prompt_tokens"]
+
+
+@pytest.mark.engine
+async def test_the_real_llamacpp_says_that_it_works_and_that_it_does_not(local_engine: EngineUnderTest) -> None:
+    body = {"model": "m", "messages": HELLO, "stream": True, "max_tokens": 2000, "ignore_eos": True}
+    async with before(Real(local_engine.url, LLAMA, {"source": str(local_engine.model)})) as served:
+        assert served.gateway.registry.info("e") == EngineInfo("b0-unknown", "smollm2", 4096, 1, 8192)
+        await until(lambda: load_of(served) == EngineLoad(0, 0, None), lambda: load_of(served))
+        async with served.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            await until(lambda: load_of(served) == EngineLoad(1, 0, None), lambda: load_of(served), limit_s=30)
+        await until(lambda: load_of(served) == EngineLoad(0, 0, None), lambda: load_of(served), limit_s=30)
 
 
 def test_the_texts_of_these_tests_are_what_their_ids_say() -> None:

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 from support.llamacpp import EngineUnderTest
 
-from engines.base import Chunk, EngineInfo, Work
+from engines.base import Chunk, EngineInfo, EngineLoad, Work
 from engines.llamacpp import LlamaCpp, LlamaCppReader
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused, GatewayError
 from gateway.formats.base import ParseOptions
@@ -324,6 +324,13 @@ def test_errors_say_whose_fault_it_is() -> None:
 def test_info_has_the_context_of_one_slot_and_the_cache_of_all() -> None:
     info = LlamaCpp().info([(DATA / "props.json").read_bytes()])
     assert info == EngineInfo("b0-unknown", "smollm2", 4096, block_tokens=1, kv_tokens=8192)
+
+
+def test_load_is_that_of_its_own_metrics() -> None:
+    idle = (DATA / "metrics.txt").read_bytes()
+    busy = idle.replace(b"requests_processing 0", b"requests_processing 2").replace(b"requests_deferred 0", b"requests_deferred 5")
+    assert LlamaCpp().load(idle, None) == EngineLoad(0, 0, None)
+    assert LlamaCpp().load(busy, None) == EngineLoad(2, 5, None)
 
 
 @pytest.mark.parametrize("alias", ["/models/a.gguf", "C:\\\\models\\\\a.gguf"])

@@ -5,12 +5,12 @@ engine's shape. What the model would say is `says`; the end of turn follows by i
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
 
-from support.scripted_engine import CLOSE, HANG, HEAD, RESET, ScriptedEngine, Seen, Step, chunked, event
+from support.scripted_engine import CLOSE, HANG, HEAD, KEEP, RESET, ScriptedEngine, Seen, Step, chunked, event
 from support.vocabulary import CONTROL, DEFINED
 
 END = 2  # <|im_end|>
@@ -41,11 +41,22 @@ class Asked:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Load:
+    """Requests that an engine works on, those that it holds, how full its cache is, and of what that is made."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    block_tokens: int = 16
+    blocks: int = 1000
+
+
 class ConformingEngine(ScriptedEngine):
     """The base. Subclasses say what is `refused`, what is `asked`, and how `events` are written.
 
     `cut_after` so many events the connection breaks, `hang_after` so many nothing comes any more. `failure` is a status and words
-    with which it answers instead.
+    with which it answers instead. `load` is what it says of its load, where it `measures`.
     """
 
     path = "/v1/completions"
@@ -58,6 +69,8 @@ class ConformingEngine(ScriptedEngine):
         self.cut_after: int | None = None
         self.hang_after: int | None = None
         self.failure: tuple[int, str] | None = None
+        self.load = Load()
+        self.measures = True
         self.script = self._script
 
     @property
@@ -79,6 +92,14 @@ class ConformingEngine(ScriptedEngine):
     def events(self, asked: Asked, parts: Sequence[list[int]], finish: str) -> list[object]:
         """One event a part, the last with the end, and what follows it."""
         raise NotImplementedError
+
+    def reports(self) -> Mapping[str, object]:
+        """What it answers to a GET of each path, of its load and its cache: a text or a JSON value."""
+        return {}
+
+    def _told(self, seen: Seen) -> object:
+        found = self.reports().get(seen.path)
+        return super()._told(seen) if found is None or seen.path in self.answers else exposed(found)
 
     def end(self) -> Sequence[Step]:
         """What ends a stream."""
@@ -120,6 +141,20 @@ def plain(status: int, body: object) -> list[Step]:
     data = json.dumps(body).encode()
     head = b"HTTP/1.1 %d No\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(data))
     return [head + data, CLOSE]
+
+
+def exposed(found: object) -> object:
+    """A text as an answer of its own, beside JSON."""
+    if not isinstance(found, str):
+        return found
+    data = found.encode()
+    return [b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % len(data) + data, KEEP]
+
+
+def gauges(values: Mapping[str, float], labels: str = "") -> str:
+    """A scrape of these, among others."""
+    lines = [f"# HELP {name} A figure.\n# TYPE {name} gauge\n{name}{labels} {value}\n" for name, value in values.items()]
+    return "".join(["# TYPE process_open_fds gauge\nprocess_open_fds 9.0\n", *lines])
 
 
 def usage(asked: Asked, made: int) -> dict[str, object]:

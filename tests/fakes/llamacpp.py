@@ -1,10 +1,10 @@
 """llama.cpp's `/completion`, in the shapes that tests/data/engines/llamacpp has from the real one: text out, ids where a chunk
 has them all, special tokens where they are asked for. `make test` runs the real one too."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fakes.conforming import CACHED, END, Asked, ConformingEngine
+from fakes.conforming import CACHED, END, Asked, ConformingEngine, gauges, plain
 from support.scripted_engine import CLOSE, Step
 from support.vocabulary import small_tokenizer
 
@@ -16,7 +16,14 @@ class FakeLlamaCpp(ConformingEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.answers |= {"/props": {"model_path": "tiny.gguf", "default_generation_settings": {"n_ctx": 8192}}}
+        settings = {"n_ctx": 8192}
+        self.answers |= {"/props": {"model_path": "tiny.gguf", "default_generation_settings": settings, "total_slots": 2}}
+
+    def reports(self) -> Mapping[str, object]:
+        if not self.measures:
+            return {"/metrics": plain(501, {"error": {"code": 501, "message": "no", "type": "not_supported_error"}})}
+        names = {"llamacpp:requests_processing": self.load.running, "llamacpp:requests_deferred": self.load.waiting}
+        return {"/metrics": gauges(names)}
 
     def end(self) -> Sequence[Step]:
         return (b"0\r\n\r\n", CLOSE)

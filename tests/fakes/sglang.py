@@ -6,11 +6,11 @@ Where in the wheel of 0.5.23 each thing stands: fields in sglang.yaml; the check
 `convert_logprob_style` and `_slice_streaming_output_meta_info`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fakes import table
-from fakes.conforming import CACHED, DONE, Asked, ConformingEngine, plain
+from fakes.conforming import CACHED, DONE, Asked, ConformingEngine, gauges, plain
 from support.scripted_engine import HEAD, Step, event
 
 TABLE = table.load("sglang")
@@ -29,6 +29,25 @@ class FakeSglang(ConformingEngine):
         card |= {"max_model_len": CONTEXT}
         table.conforms(TABLE["model_card"], card)
         self.answers = {"/health": {}, "/v1/models": {"object": "list", "data": [card]}}
+
+    def reports(self) -> Mapping[str, object]:
+        load = self.load
+        told = {"num_running_reqs": load.running, "num_waiting_reqs": load.waiting, "token_usage": load.kv_usage}
+        tokens = load.block_tokens * load.blocks
+        server = {"version": "0.5.23", "page_size": load.block_tokens, "max_total_num_tokens": tokens, "dp_size": 1}
+        json = {
+            "/server_info": {**server, "internal_states": [{}]},
+            "/v1/loads?include=core": {"version": "0.5.23", "loads": [{"dp_rank": 0, "num_total_tokens": tokens, **told}]},
+        }
+        if not self.measures:
+            return {**json, "/metrics": plain(404, {"detail": "Not Found"})}
+        named = {
+            "sglang:num_running_reqs": load.running,
+            "sglang:num_queue_reqs": load.waiting,
+            "sglang:token_usage": load.kv_usage,
+        }
+        labels = (f'{{model_name="tiny",engine_type="unified",tp_rank="{rank}",pp_rank="0",moe_ep_rank="0"}}' for rank in (0, 1))
+        return {**json, "/metrics": "".join(gauges(named, each) for each in labels)}
 
     def refused(self, body: Any) -> Sequence[Step] | None:
         sampling = body.get("sampling_params") or {}

@@ -6,12 +6,12 @@ tensorrt_llm/_torch/pyexecutor/sampler.py. With `hides_end` the end of turn that
 another backend does so is not ruled out by what was read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fakes import table
-from fakes.conforming import END, Asked, ConformingEngine, plain, usage
-from support.scripted_engine import Step
+from fakes.conforming import END, Asked, ConformingEngine, Load, gauges, plain, usage
+from support.scripted_engine import Seen, Step
 
 TABLE = table.load("trtllm")
 NEVER = -100
@@ -25,12 +25,37 @@ class FakeTrtLlm(ConformingEngine):
         card = {"id": "tiny", "object": "model", "created": 1, "owned_by": "tensorrt_llm"}
         table.conforms(TABLE["model_card"], card)
         models = {"object": "list", "data": [card]}
+        self._drained: Load | None = None
         self.answers = {
             "/health": {},
             "/version": {"version": "1.2.1"},
             "/v1/models": models,
             "/tokenize": {"detail": "Not Found"},
         }
+
+    def reports(self) -> Mapping[str, object]:
+        load = self.load
+        if self.measures:
+            named = {
+                "trtllm_num_requests_running": load.running,
+                "trtllm_num_requests_waiting": load.waiting,
+                "trtllm_kv_cache_utilization": load.kv_usage,
+                "trtllm_kv_cache_tokens_per_block": load.block_tokens,
+                "trtllm_kv_cache_max_blocks": load.blocks,
+            }
+            labels = '{model_name="tiny",engine_type="trtllm"}'
+            return {"/prometheus/metrics": gauges(named, labels)}
+        return {"/prometheus/metrics": plain(404, {"detail": "Not Found"})}
+
+    def _told(self, seen: Seen) -> object:
+        """A step is told by `/metrics` once."""
+        if seen.path != "/metrics":
+            return super()._told(seen)
+        load, drained = self.load, self._drained
+        self._drained = load
+        cache = {"usedNumBlocks": load.kv_usage * load.blocks, "maxNumBlocks": load.blocks, "tokensPerBlock": load.block_tokens}
+        step = {"iter": 1, "numActiveRequests": load.running, "numQueuedRequests": load.waiting, "kvCacheStats": cache}
+        return () if drained is load else ({**step, "iter": 0, "numActiveRequests": 99}, step)
 
     def refused(self, body: Any) -> Sequence[Step] | None:
         fault = (

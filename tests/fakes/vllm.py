@@ -1,9 +1,9 @@
 """vLLM's `/v1/completions` with token ids, in the shapes that tests/data/engines/vllm has from the real one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fakes.conforming import Asked, ConformingEngine, usage
+from fakes.conforming import Asked, ConformingEngine, gauges, plain, usage
 
 
 class FakeVllm(ConformingEngine):
@@ -12,6 +12,19 @@ class FakeVllm(ConformingEngine):
     def __init__(self) -> None:
         super().__init__()
         self.answers |= {"/version": {"version": "0.32.0"}, "/v1/models": {"data": [{"id": "tiny", "max_model_len": 8192}]}}
+
+    def reports(self) -> Mapping[str, object]:
+        if not self.measures:
+            return {"/metrics": plain(404, {"detail": "Not Found"})}
+        load = self.load
+        about = f'{{block_size="{load.block_tokens}",cache_dtype="auto",engine="0",num_gpu_blocks="{load.blocks}"}}'
+        named = {
+            "vllm:num_requests_running": load.running,
+            "vllm:num_requests_waiting": load.waiting,
+            "vllm:num_requests_waiting_by_reason": 99,
+            "vllm:kv_cache_usage_perc": load.kv_usage,
+        }
+        return {"/metrics": gauges(named, '{engine="0",model_name="tiny"}') + gauges({"vllm:cache_config_info": 1.0}, about)}
 
     def asked(self, body: Any) -> Asked:
         return Asked(
