@@ -378,7 +378,7 @@ async def test_what_an_engine_said_before_traffic_lost_it_does_not_count() -> No
     ids=["before the headers", "before the answer", "in it", "an early end"],
 )
 async def test_an_engine_that_breaks_off_an_answer_is_compared_at_once(steps: list[Step]) -> None:
-    async with scripted(limits={"queue_wait_s": 0.2}) as (engine, served):
+    async with scripted() as (engine, served):
         engine.script = lambda seen: steps
         engine.answers["/tokenize"] = ANOTHER
         broke = await served.chat()

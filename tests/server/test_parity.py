@@ -16,13 +16,12 @@ from gateway.prompt.model_files import DEFAULT
 from gateway.prompt.source import read_model
 
 MISMATCH = sample("interlock_engine_tokenizer_mismatch", **PAIR)
-IMPATIENT: dict[str, Any] = {"limits": {"queue_wait_s": 0.1}}
 
 
 async def test_no_request_reaches_an_engine_with_another_tokenizer_and_ready_says_why() -> None:
     async with ScriptedEngine().running() as engine:
         engine.answers["/tokenize"] = {"tokens": [1, 2, 3]}
-        async with serving(settings_for(engine.url, **IMPATIENT), wait=False) as served:
+        async with serving(settings_for(engine.url), wait=False) as served:
             await served.settled(MISMATCH, 1)
             refused = await served.chat()
             told = [await served.client.get(f"{url}/ready") for url in (served.url, served.admin_url)]
@@ -104,7 +103,7 @@ async def test_the_wrong_model_before_a_real_engine_never_serves(
     local_engine: EngineUnderTest, source: Any, tmp_path: Path
 ) -> None:
     before = decoded(local_engine)
-    settings = settings_for(local_engine.url, source=str(source(tmp_path)), format="plain", **IMPATIENT)
+    settings = settings_for(local_engine.url, source=str(source(tmp_path)), format="plain")
     async with serving(settings, wait=False) as served:
         await served.settled(MISMATCH, 1, within_s=10)
         refused = await served.chat()
