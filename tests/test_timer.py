@@ -1,12 +1,15 @@
 """The five timeouts. Limits are tens of milliseconds; what is asserted is which stage fired, not how exactly."""
 
+import ast
 import asyncio
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.errors import ClientStalled, EngineTimeout
-from gateway.timer import StageLimits, StageTimer, Watchdog
+from gateway.timer import STALL_S, StageLimits, StageTimer, Watchdog
 
 
 def limits(**changed: float) -> StageLimits:
@@ -84,3 +87,89 @@ async def test_leaves_no_timer_behind() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+# ---- the process itself stands still ----------------------------------------------------------------------------------------
+
+PAUSE_S = STALL_S + 0.2
+
+
+def stand_still() -> None:
+    """Nothing of this process runs, as with SIGSTOP."""
+    time.sleep(PAUSE_S)
+
+
+@pytest.mark.parametrize("stage", ["headers", "first_token", "between_tokens"])
+async def test_no_stage_is_over_as_the_process_stood_still(stage: Any) -> None:
+    with timer(**{f"{stage}_s": 0.3}) as running:
+        running.enter(stage)
+        await asyncio.sleep(0.1)
+        stand_still()
+        await asyncio.sleep(0.1)
+        running.touch()
+        with pytest.raises(EngineTimeout) as caught, timer(**{f"{stage}_s": 0.2}) as another:
+            another.enter(stage)  # after it, limits are what they were
+            await asyncio.sleep(5)
+    assert caught.value.stage == stage
+
+
+async def test_the_whole_request_gets_that_time_too_once() -> None:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with pytest.raises(EngineTimeout) as caught, timer(total_s=0.4) as running:
+        running.enter("between_tokens")
+        await asyncio.sleep(0.1)
+        stand_still()
+        while True:
+            await asyncio.sleep(0.02)
+            running.touch()
+    assert caught.value.stage == "total"
+    assert PAUSE_S + 0.35 < loop.time() - began_s < PAUSE_S + 0.4 + 5
+
+
+async def test_a_short_delay_is_not_forgiven() -> None:
+    with pytest.raises(EngineTimeout), timer(headers_s=0.2) as running:
+        running.enter("headers")
+        await asyncio.sleep(0.01)
+        time.sleep(0.4)  # noqa: ASYNC251 - the loop is held up on purpose
+        await asyncio.sleep(0.3)
+
+
+# ---- durations do not follow the wall clock ---------------------------------------------------------------------------------
+
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "time.gmtime", "time.localtime"}
+STAMPS = {
+    "gateway/app.py": "when models were made, and the stamps of answers and of the access log",
+    "gateway/cli.py": "the date of a check",
+    "gateway/voice.py": "the date that a template asks for",
+    "gateway/prompt/worker.py": "the same, in a process that renders",
+    "gateway/upstream.py": "Retry-After may be a date",
+}
+
+
+def wall_clocks(source: str) -> set[str]:
+    """What reads the wall clock in it, called or handed on; and an import that would hide it from this look."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and (name := ".".join(ast.unparse(node).split(".")[-2:])) in WALL_CLOCKS:
+            found.add(name)
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            found |= {name for each in node.names if (name := f"time.{each.name}") in WALL_CLOCKS}
+    return found
+
+
+def test_c12_the_wall_clock_is_read_for_stamps_only() -> None:
+    root = Path(__file__).parents[1]
+    files = [file for package in ("gateway", "engines") for file in sorted((root / package).rglob("*.py"))]
+    found = {file.relative_to(root).as_posix(): names for file in files if (names := wall_clocks(file.read_text()))}
+    assert len(files) > 50
+    assert set(found) == set(STAMPS), found
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import time\nx = time.time()", "from time import time", "import datetime\nx = datetime.datetime.now()", "f(datetime.now)"],
+)
+def test_c12_a_wall_clock_is_found(source: str) -> None:
+    assert wall_clocks(source)
+    assert not wall_clocks("import time\nx = time.monotonic()\nfrom time import perf_counter")
