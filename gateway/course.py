@@ -85,6 +85,7 @@ class RenderedCourse:
         self._ledger = job.ledger
         self._choice = choice
         self._streamed = job.sink.streamed
+        self._opened = False
         self._kept: list[Delta] = []
         job.ledger.begin(choice, self._reader.tally)
 
@@ -106,11 +107,12 @@ class RenderedCourse:
             if deltas:
                 self._kept += deltas
                 seen = seen or any(type(delta) not in _UNSEEN for delta in deltas)
+        self._opened = self._opened or seen
         return seen
 
     def written(self) -> bytes:
-        """Encodes what was parsed."""
-        if not self._streamed or not self._kept:
+        """Encodes what was parsed. Before anything of it is seen the answer may still be begun anew: until then all is kept."""
+        if not self._kept or not (self._opened or self._reader.ended) or not self._streamed:
             return b""
         deltas, self._kept = self._kept, []
         return self._encoder.feed(self._choice, deltas)

@@ -127,14 +127,15 @@ class Fleet(Place):
 
 @contextlib.asynccontextmanager
 async def fleet(
-    leaks: NoLeaks, kind: Kind, count: int = 2, *, engine: Mapping[str, Any] | None = None, **changed: Any
+    leaks: NoLeaks, kind: Kind, count: int = 2, *, proxied: bool = False, engine: Mapping[str, Any] | None = None, **changed: Any
 ) -> AsyncIterator[Fleet]:
-    """So many engines of this kind and a gateway. `engine` has settings of each; `changed` as for `settings_for`."""
+    """So many engines of this kind and a gateway. `proxied`: the way to `a` goes over the proxy. `engine` has settings of each;
+    `changed` as for `settings_for`."""
     async with contextlib.AsyncExitStack() as stack:
         names = "abcdefgh"[:count]
         engines = {name: await stack.enter_async_context(FaultEngine(name).working()) for name in names}
         proxy = await stack.enter_async_context(FaultProxy(engines["a"].url).working())
-        urls = {name: each.url for name, each in engines.items()}
+        urls = {name: proxy.url if proxied and name == "a" else each.url for name, each in engines.items()}
         settings = leaks.settings_of(urls, kind, engine or {}, **changed)
         served = await stack.enter_async_context(leaks.serving(settings, *engines.values()))
         found = Fleet(engines["a"], proxy, served, leaks, kind, engines)
