@@ -158,6 +158,13 @@ class RawClient:
             await asyncio.sleep(rest_s)
         answer.ended = answer.complete
 
+    async def announce(self, data: bytes) -> bytes:
+        """Sends a request's head and waits until the gateway has read it, as a reset may overtake what was sent; the body."""
+        head, _, body = data.partition(b"\r\n\r\n")
+        await self.send(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        await self.reader.readuntil(b"\r\n\r\n")
+        return body
+
     def half_close(self) -> None:
         """FIN, and it goes on reading."""
         self.writer.write_eof()
@@ -218,18 +225,23 @@ async def ask(url: str, body: dict[str, Any], *headers: str, limit_s: float = LI
 async def misbehave(url: str, manner: Manner, body: dict[str, Any], *headers: str, chance: random.Random) -> Answer:
     """One request in this manner. Raises TimeoutError where the gateway keeps it waiting for ever."""
     answer = Answer(asked=manner != "garbage")
+    reset = chance.random() < 0.5
     async with asyncio.timeout(LIMIT_S), connected(url, receive_bytes=4096 if manner == "slow" else None) as client:
         with contextlib.suppress(ConnectionError):
-            await _behave(client, manner, request(body, *headers), answer, chance)
+            data = request(body, *headers)
+            if reset and manner in ("before", "waiting"):
+                data = await client.announce(data)
+            await _behave(client, manner, data, answer, chance)
         if answer.left_s is None:
-            answer.left_s = client.leave(reset=chance.random() < 0.5)
+            answer.left_s = client.leave(reset=reset)
     return answer
 
 
 async def _behave(client: RawClient, manner: Manner, data: bytes, answer: Answer, chance: random.Random) -> None:
     match manner:
         case "before":
-            await client.send(data[: chance.randrange(data.index(b"\r\n\r\n") + 4, len(data))])
+            head_bytes = data.find(b"\r\n\r\n") + 4 if data.startswith(b"POST") else 0
+            await client.send(data[: chance.randrange(head_bytes, len(data))])
             await asyncio.sleep(chance.uniform(0, 0.02))
         case "waiting":
             await client.send(data)

@@ -104,8 +104,10 @@ class FaultEngine:
     async def fall(self) -> None:
         """The engine is gone: every connection is reset, the next is refused, and its cache is lost."""
         if self._server is not None:
-            self._server.close()
-            self._server = None
+            server, self._server = self._server, None
+            self._loop.remove_reader(server.sockets[0].fileno())
+            await asyncio.sleep(0)  # asyncio loses the connections that a server accepted just before it is closed
+            server.close()
         self._known.clear()
         await self._drop(self._open)
 
@@ -124,14 +126,18 @@ class FaultEngine:
         await self.rise()
 
     async def _drop(self, connections: dict[Connection, asyncio.Task[None]]) -> None:
-        for connection, task in list(connections.items()):
+        dropped = dict(connections)
+        connections.clear()  # those that come from here on are others
+        for connection, task in dropped.items():
             connection.reset()
             task.cancel()
-        await asyncio.gather(*connections.values(), return_exceptions=True)
-        connections.clear()
+        await asyncio.gather(*dropped.values(), return_exceptions=True)
 
     def _connection(self, standing: dict[Connection, asyncio.Task[None]]) -> Connection:
         def opened(connection: Connection) -> None:
+            if standing is self._open and self._server is None:  # it was accepted while the engine fell
+                connection.reset()
+                return
             self.accepted += standing is self._open
             standing[connection] = self._loop.create_task(self._serve(connection, self.accepted))
 
@@ -293,7 +299,8 @@ class FaultEngine:
         if status in (429, 503):
             after_s = chosen.number("retry_after", 2)
             extra = [("retry-after", formatdate(time() + after_s, usegmt=True) if "date" in chosen.given else f"{after_s:g}")]
-        value = said.too_long() if chosen.mode == "context_length" else said.refusal(status, key)
+        words = f"{key}: CUDA out of memory" if chosen.mode == "oom_500" else key
+        value = said.too_long() if chosen.mode == "context_length" else said.refusal(status, words)
         await connection.reply(status, value, *extra)
         return True
 
