@@ -29,8 +29,12 @@ class ServeProcess:
 
     url: str
     admin_url: str
-    pid: int
+    child: "subprocess.Popen[bytes]"
     log: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
 
     @property
     def access_log(self) -> list[dict[str, Any]]:
@@ -48,20 +52,32 @@ def interlock() -> str:
 @contextmanager
 def serve_process(settings: dict[str, Any], folder: Path) -> Iterator[ServeProcess]:
     """A gateway with these settings, ready; it is told to end with SIGTERM. The ports are free ones, read from its log."""
-    config, log = folder / "interlock.yaml", folder / "interlock.log"
+    with started(settings, folder) as process:
+        yield process
+        process.child.send_signal(signal.SIGTERM)
+        code = process.child.wait(STOP_LIMIT_S)
+        assert code == 0, f"it ended with code {code}:\n{log_of(folder).read_text()[-2000:]}"
+        process.log += records(log_of(folder))
+
+
+@contextmanager
+def started(settings: dict[str, Any], folder: Path) -> Iterator[ServeProcess]:
+    """The same, ended by whoever uses it; it is gone afterwards whatever happens."""
+    config, log = folder / "interlock.yaml", log_of(folder)
     server = {"port": 0, "admin_port": 0, "drain_s": 2, **settings.get("server", {})}
     config.write_text(yaml.safe_dump({**settings, "server": server}))
     with log.open("wb") as out:
         child = subprocess.Popen([interlock(), "serve", "--config", str(config)], stdout=out, stderr=out)
     try:
-        process = _ready(child, log)
-        yield process
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(STOP_LIMIT_S) == 0, f"it ended with code {child.returncode}:\n{log.read_text()[-2000:]}"
-        process.log += records(log)
+        yield _ready(child, log)
     finally:
         child.kill()
         child.wait()
+
+
+def log_of(folder: Path) -> Path:
+    """Its log, one JSON object a line."""
+    return folder / "interlock.log"
 
 
 def records(log: Path) -> list[dict[str, Any]]:
@@ -78,7 +94,7 @@ def _ready(child: "subprocess.Popen[bytes]", log: Path) -> ServeProcess:
         if serving:
             url, admin_url = (f"http://127.0.0.1:{serving[0][port]}" for port in ("port", "admin_port"))
             if _answers(f"{url}/ready"):
-                return ServeProcess(url, admin_url, child.pid)
+                return ServeProcess(url, admin_url, child)
         time.sleep(_POLL_S)
     raise AssertionError(f"it was not ready in {START_LIMIT_S:g} s:\n{log.read_text()[-2000:]}")
 
