@@ -328,7 +328,7 @@ def test_info_has_the_context_of_one_slot_and_the_cache_of_all() -> None:
 
 def test_load_is_that_of_its_own_metrics() -> None:
     idle = (DATA / "metrics.txt").read_bytes()
-    busy = idle.replace(b"requests_processing 0", b"requests_processing 2").replace(b"requests_deferred 0", b"requests_deferred 5")
+    busy = idle.replace(b"_processing 0", b"_processing 2").replace(b"_deferred 0", b"_deferred 5")
     assert LlamaCpp().load(idle, None) == EngineLoad(0, 0, None)
     assert LlamaCpp().load(busy, None) == EngineLoad(2, 5, None)
 
