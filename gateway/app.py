@@ -33,11 +33,13 @@ from gateway.job import Services
 from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
+from gateway.observe.explain import Explain
 from gateway.observe.metrics import Metrics
 from gateway.pressure import Pressure
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
+from gateway.server.admin import add_admin
 from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
@@ -156,7 +158,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
-    bus = Bus([registry.running.apply, gate.admission, metrics, *logs])
+    explain = Explain(asyncio.get_running_loop().time)
+    bus = Bus([registry.running.apply, gate.admission, metrics, explain, *logs])
     condition = Condition(troubles.told)
     async with gate.lag.ticking(), Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
         services = _services(settings, registry, upstream, bus, gate)
@@ -183,6 +186,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
         admin = operations(registry, models, condition, metrics.expose)
+        add_admin(admin, registry, explain)
         for api in (public, admin):
             answer_errors(api, dialect.error)
 
