@@ -1,0 +1,198 @@
+"""What happened to one request, for its operator: each attempt, why it went where it did, and why none followed.
+
+Invariant: numbers, names and our own words only, never what a client or an engine said; and bounded, whatever is asked: so many
+requests, so many attempts of one, and so many engines of one attempt.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Literal
+
+from gateway.events import (
+    AttemptFailed,
+    AttemptStarted,
+    ClientGone,
+    Event,
+    Finished,
+    FirstToken,
+    NotRetried,
+    Received,
+)
+from gateway.routing.view import EngineView
+
+KEPT_REQUESTS = 1_000
+_RUNNING_REQUESTS = 4_000
+_ATTEMPTS = 16
+_ENGINES = 16
+_ENGINES_IN_ALL = 64  # of one request
+
+AttemptOutcome = Literal["running", "served", "failed", "client_gone"]
+
+
+@dataclass(slots=True)
+class AttemptStory:
+    """One attempt. `started_s` is since the request's body was read, `lasted_s` None while it runs. `considered` are the engines
+    as they were when it was chosen, that one first; `left_out` counts those that are not shown. `stopped` says why no attempt
+    followed a failure, and `objection` what spoke against going on with its answer."""
+
+    attempt: int
+    engine: str
+    why: str
+    started_s: float
+    considered: tuple[EngineView, ...] = ()
+    left_out: int = 0
+    outcome: AttemptOutcome = "running"
+    reason: str | None = None
+    lasted_s: float | None = None
+    stopped: str | None = None
+    objection: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of a request that is over: of all of it, in the gateway's queue, to the first token, and for the client to read."""
+
+    duration_s: float
+    queue_s: float
+    ttft_s: float | None
+    client_stall_s: float
+
+
+@dataclass(slots=True)
+class RequestStory:
+    """One request. What is None is not known before its end. `attempts_left_out` counts those that are not shown."""
+
+    request_id: str
+    model: str | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    status: int | None = None
+    streamed: bool | None = None
+    finish_reason: str | None = None
+    timings: Timings | None = None
+    retries: int = 0
+    resumes: int = 0
+    attempts: list[AttemptStory] = field(default_factory=list)
+    attempts_left_out: int = 0
+
+
+class Explain:
+    """An observer that remembers requests that run, and the last that are over. `clock` is that of the events."""
+
+    def __init__(self, clock: Callable[[], float], kept: int = KEPT_REQUESTS) -> None:
+        self._clock = clock
+        self._kept = kept
+        self._running: OrderedDict[str, _Record] = OrderedDict()
+        self._over: OrderedDict[str, RequestStory] = OrderedDict()
+
+    def __call__(self, event: Event) -> None:
+        """Takes one event."""
+        match event:
+            case Received():
+                self._record(event.request_id).received_s = event.at_s
+            case AttemptStarted():
+                self._started(event)
+            case AttemptFailed() | ClientGone():
+                self._ended(event)
+            case NotRetried():
+                self._stopped(event)
+            case Finished():
+                self._finished(event)
+            case FirstToken():
+                pass  # its time is in Finished
+
+    def story(self, request_id: str) -> RequestStory | None:
+        """One request; None where it is not known, or no more."""
+        if (record := self._running.get(request_id)) is not None:
+            return record.story
+        return self._over.get(request_id)
+
+    def last(self, count: int) -> Iterator[RequestStory]:
+        """The last that are over, newest first."""
+        return islice(reversed(self._over.values()), count)
+
+    def _record(self, request_id: str) -> "_Record":
+        record = self._running.get(request_id)
+        if record is None:
+            record = self._running[request_id] = _Record(RequestStory(request_id), self._clock())
+            if len(self._running) > _RUNNING_REQUESTS:
+                self._running.popitem(last=False)
+        return record
+
+    def _started(self, event: AttemptStarted) -> None:
+        if event.request_id in self._over:
+            return
+        record = self._record(event.request_id)
+        story = record.story
+        story.model = event.model
+        if len(story.attempts) >= _ATTEMPTS:
+            story.attempts_left_out += 1
+            return
+        shown = _shown(event, min(_ENGINES, _ENGINES_IN_ALL - record.engines))
+        record.engines += len(shown)
+        left_out = len(event.considered) - len(shown)
+        started_s = event.at_s - record.received_s
+        story.attempts.append(AttemptStory(event.attempt, event.engine, event.why, started_s, shown, left_out))
+
+    def _ended(self, event: AttemptFailed | ClientGone) -> None:
+        if (attempt := self._attempt(event.request_id, event.attempt)) is None:
+            return
+        attempt.lasted_s = self._since(event.request_id) - attempt.started_s
+        if isinstance(event, AttemptFailed):
+            attempt.outcome, attempt.reason = "failed", event.reason
+        else:
+            attempt.outcome = "client_gone"
+
+    def _stopped(self, event: NotRetried) -> None:
+        if (attempt := self._attempt(event.request_id, event.attempt)) is not None:
+            attempt.stopped, attempt.objection = event.why, event.objection
+
+    def _finished(self, event: Finished) -> None:
+        since_s = self._since(event.request_id)
+        record = self._running.pop(event.request_id, None)
+        story = record.story if record is not None else RequestStory(event.request_id)
+        for attempt in story.attempts:
+            if attempt.outcome == "running":
+                attempt.outcome, attempt.lasted_s = "served", since_s - attempt.started_s
+        timings = Timings(event.duration_s, event.queue_s, event.ttft_s, event.client_stall_s)
+        self._over[event.request_id] = replace(
+            story,
+            model=event.model,
+            outcome=event.outcome,
+            reason=event.reason,
+            status=event.status,
+            streamed=event.streamed,
+            finish_reason=event.finish_reason,
+            timings=timings,
+            retries=event.retries,
+            resumes=event.resumes,
+        )
+        if len(self._over) > self._kept:
+            self._over.popitem(last=False)
+
+    def _attempt(self, request_id: str, number: int) -> AttemptStory | None:
+        record = self._running.get(request_id)
+        if record is None:
+            return None
+        return next((each for each in record.story.attempts if each.attempt == number), None)
+
+    def _since(self, request_id: str) -> float:
+        record = self._running.get(request_id)
+        return 0.0 if record is None else self._clock() - record.received_s
+
+
+@dataclass(slots=True)
+class _Record:
+    """A request that runs. `engines` counts those that its attempts show."""
+
+    story: RequestStory
+    received_s: float
+    engines: int = 0
+
+
+def _shown(event: AttemptStarted, most: int) -> tuple[EngineView, ...]:
+    """The engine that was chosen, then the others in their order."""
+    chosen_first = sorted(event.considered, key=lambda view: view.id != event.engine)
+    return tuple(chosen_first[:most])

@@ -1,0 +1,166 @@
+"""What only operators reach, on the admin port: the engines as they stand, taking one out, and what happened to a request.
+
+Invariant: nothing here shows a key, a client's words, or an address's user and password. docs/admin.md describes the answers.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import structlog
+from fastapi import FastAPI, Query
+from yarl import URL
+
+from engines.base import EngineInfo
+from gateway.errors import BadRequest, RouteNotFound, shown
+from gateway.fleet.registry import Member, Registry
+from gateway.observe.explain import KEPT_REQUESTS, Explain, RequestStory
+from gateway.observe.redact import Redactor
+from gateway.routing.breaker import BreakerState
+from gateway.routing.view import EngineView
+
+_log = structlog.get_logger("interlock.admin")
+
+_TEXT_CHARS = 256  # of what an engine says of itself
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerEntry:
+    """Whether traffic takes the engine out, and the share of its last requests that failed."""
+
+    state: BreakerState
+    failing: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEntry:
+    """What the engine last said of its load, `age_s` ago."""
+
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """One engine as it stands. `draining`: an operator took it out; `leaving`: what names engines does so no more."""
+
+    id: str
+    model: str
+    kind: str
+    url: str
+    ready: bool
+    problem: str | None
+    draining: bool
+    leaving: bool
+    breaker: BreakerEntry
+    rests_s: float
+    share: float
+    running: int
+    most_running: int | None
+    load: LoadEntry | None
+    info: EngineInfo
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All engines, in the order of the settings."""
+
+    engines: list[EngineEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanations:
+    """Requests, the newest first."""
+
+    requests: list[RequestStory]
+
+
+def add_admin(api: FastAPI, registry: Registry, explain: Explain) -> None:
+    """`/fleet`, `/fleet/{id}/drain` and `/explain`."""
+    _add_fleet(api, registry)
+
+    @api.get("/explain", summary="What happened to requests: where each attempt went, why, and how it ended")
+    async def explained(
+        request_id: Annotated[str | None, Query(description="One request, which may still run: its `x-request-id`")] = None,
+        last: Annotated[str | None, Query(description=f"The last so many that are over: 1 to {KEPT_REQUESTS}")] = None,
+    ) -> Explanations:
+        if (request_id is None) == (last is None):
+            raise BadRequest("Give `request_id` or `last`, and not both.", param="request_id" if last is None else "last")
+        if last is not None:
+            return Explanations(list(explain.last(_count(last))))
+        story = explain.story(request_id or "")
+        if story is None:
+            raise RouteNotFound(
+                f"No request {shown(request_id or '')} is known: it never came, or is not among the last {KEPT_REQUESTS}.",
+                param="request_id",
+                code="request_not_found",
+            )
+        return Explanations([story])
+
+
+def _add_fleet(api: FastAPI, registry: Registry) -> None:
+    def entries(members: Collection[Member]) -> list[EngineEntry]:
+        redact = Redactor(each.api_key for each in registry.members.values() if each.api_key).text
+        views = {view.id: view for model in {each.model for each in members} for view in registry.view(model).engines}
+        return [_entry(registry, member, views[member.id], redact) for member in members]
+
+    def drain(engine_id: str, on: bool) -> EngineEntry:
+        member = registry.members.get(engine_id)
+        if member is None:
+            raise RouteNotFound(f"There is no engine {shown(engine_id)} here.", param="id", code="engine_not_found")
+        if registry.standing(engine_id).draining != on:
+            registry.drain(engine_id, on)
+            _log.info("engine drains: it gets no new requests" if on else "engine drains no more", engine=engine_id)
+        return entries([member])[0]
+
+    @api.get("/fleet", summary="The engines as they stand")
+    async def fleet() -> Fleet:
+        return Fleet(entries(registry.members.values()))
+
+    @api.post("/fleet/{engine_id:path}/drain", summary="The engine gets no new requests; those that run on it go on")
+    async def begin(engine_id: str) -> EngineEntry:
+        return drain(engine_id, True)
+
+    @api.delete("/fleet/{engine_id:path}/drain", summary="The engine gets new requests again")
+    async def end(engine_id: str) -> EngineEntry:
+        return drain(engine_id, False)
+
+
+def _entry(registry: Registry, member: Member, view: EngineView, redact: Callable[[str], str]) -> EngineEntry:
+    standing, now_s = registry.standing(member.id), registry.now_s()
+    load = standing.load(now_s)
+
+    def cleaned(text: str | None) -> str | None:
+        return None if text is None else redact(text)[:_TEXT_CHARS]
+
+    return EngineEntry(
+        id=member.id,
+        model=member.model,
+        kind=member.engine.kind,
+        url=redact(_without_secrets(member.root)),
+        ready=view.ready,
+        problem=registry.problem(member.id),
+        draining=standing.draining,
+        leaving=standing.leaving,
+        breaker=BreakerEntry(standing.breaker.state(now_s), standing.breaker.failing),
+        rests_s=view.rests_s,
+        share=view.share,
+        running=view.running,
+        most_running=view.most_running,
+        load=LoadEntry(load[1].running, load[1].waiting, load[1].kv_usage, load[0]) if load is not None else None,
+        info=replace(standing.info, version=cleaned(standing.info.version), model=cleaned(standing.info.model)),
+        weights=redact(view.weights),
+    )
+
+
+def _without_secrets(url: URL) -> str:
+    return str(url.with_user(None).with_query(None).with_fragment(None))
+
+
+def _count(last: str) -> int:
+    if not (last.isascii() and last.isdigit() and len(last) <= len(str(KEPT_REQUESTS)) and 1 <= int(last) <= KEPT_REQUESTS):
+        raise BadRequest(f"`last` must be a whole number from 1 to {KEPT_REQUESTS}.", param="last")
+    return int(last)
