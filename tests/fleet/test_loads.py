@@ -258,6 +258,7 @@ async def test_a_request_that_ends_while_the_engine_is_asked_is_no_drift() -> No
         assert isinstance(engine, _Ending)
         with capture_logs() as logs:
             async with asking(member("a", engine.url), times=replace(QUICK, drift_s=0.0)) as registry:
+                await until(lambda: load_of(registry) is not None)
                 engine.ends = lambda: registry.running.apply(AttemptFailed("r0", 0, "a", "engine_gone"))
                 registry.running.apply(started(0))
                 await until(lambda: asked(engine) > 9)
