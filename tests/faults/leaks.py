@@ -18,6 +18,7 @@ import structlog
 from faults.engine import FaultEngine
 from support.gateway import Served, serving, settings_for
 
+from gateway.fleet.discovery import DiscoveryRules
 from gateway.observe.logs import configure_logging
 from gateway.settings import Settings
 
@@ -55,11 +56,13 @@ class NoLeaks:
         self._shown.append(text.decode(errors="replace") if isinstance(text, bytes) else text)
 
     @contextlib.asynccontextmanager
-    async def serving(self, settings: Settings, *engines: FaultEngine) -> AsyncIterator[Served]:
+    async def serving(
+        self, settings: Settings, *engines: FaultEngine, discovery: DiscoveryRules | None = None
+    ) -> AsyncIterator[Served]:
         """A gateway with these engines. Before it goes down, nothing runs in it any more, and each request was counted once."""
         before, records = self.requests, len(self.records)
         environ = {**os.environ, _KEY_VARIABLE: CANARIES["engine"]}
-        async with serving(settings, access=self.records.append, environ=environ) as served:
+        async with serving(settings, access=self.records.append, environ=environ, discovery=discovery) as served:
             yield served
             await self._counted(served, engines, self.requests - before, records)
 
