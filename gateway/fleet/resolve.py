@@ -9,6 +9,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 import structlog
 
@@ -104,7 +105,7 @@ class Addresses:
         except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
             self._failed(host, getattr(error, "strerror", None) or str(error) or "no answer in time")
             return False
-        addresses = tuple(sorted({each for each in found if "%" not in each}))[:_MOST_ADDRESSES]
+        addresses = tuple(sorted({each for each in found if _is_address(each)}))[:_MOST_ADDRESSES]
         if not addresses:
             self._failed(host, "no address")
             return False
@@ -118,3 +119,11 @@ class Addresses:
     def _failed(self, host: str, why: str) -> None:
         if self._troubles.begin("dns", host, (why,)):
             _log.warning("a name is not resolved: what was known of it stays", host=host, why=why, known=list(self.of(host)))
+
+
+def _is_address(text: str) -> bool:
+    """Whether a URL can have it: a link-local address with its interface cannot stand in one."""
+    try:
+        return "%" not in str(ip_address(text))
+    except ValueError:
+        return False

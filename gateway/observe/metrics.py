@@ -110,6 +110,7 @@ class Metrics:
         if any(each == engine for _, each in (*self._pairs, *self._gone)):
             return  # it serves another model
         self._engine.forget(engine)
+        self._info = {place: told for place, told in self._info.items() if place[0] != engine}
         for series in self._series:
             series.drop("engine", engine)
 
@@ -140,6 +141,7 @@ class Metrics:
         compared = [pair for pair in self._pairs if self._served[pair[0]].rendered]
         wrong = [((model, engine), float(self._mismatched(engine))) for model, engine in compared]
         yield gauge("interlock_engine_tokenizer_mismatch", "1: out of service, its tokenizer is not the model's.", _PAIR, wrong)
+        yield from self._more()
 
     def _make(self) -> None:
         counter, histogram = self._counter, self._histogram

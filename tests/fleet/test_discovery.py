@@ -264,7 +264,7 @@ async def test_files_and_names_add_so_many_engines_and_no_more() -> None:
 
 async def test_a_name_s_addresses_are_engines_that_come_and_go_with_them() -> None:
     async with place() as here:
-        here.names.answers["h"] = ["10.0.0.2", "10.0.0.1", "10.0.0.1"]
+        here.names.answers["h"] = ["10.0.0.2", "10.0.0.1", "10.0.0.1", "fe80::1%lo", "h"]
         here.membership.list_engines("m", (entry("e", resolve=True),))
         here.membership.apply()
         await until(lambda: here.ids == ["e@10.0.0.1", "e@10.0.0.2"])
