@@ -34,6 +34,7 @@ from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.explain import Explain
+from gateway.observe.health import Health
 from gateway.observe.metrics import Metrics
 from gateway.pressure import Pressure
 from gateway.prompt.pool import RenderPool
@@ -68,12 +69,14 @@ Records = Callable[[Mapping[str, object]], None]
 @dataclass(frozen=True, slots=True)
 class Configured:
     """Settings, and their models in the same order, each read from its files. `warn_unchecked`: the log names models that are
-    served without a check. `file`: where they came from, to be followed while the gateway runs."""
+    served without a check. `file`: where they came from, to be followed while the gateway runs. `hide` is
+    told what must not be logged."""
 
     settings: Settings
     models: tuple[Model, ...]
     warn_unchecked: bool = True
     file: SettingsFile | None = None
+    hide: Callable[[str], None] = lambda _: None
     discovery: DiscoveryRules = field(default_factory=DiscoveryRules)
 
 
@@ -154,7 +157,10 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     registry, troubles = Registry((), standing_rules(settings.failures)), Troubles()
     dialect = OpenAIChat()
     limits, gate = settings.limits, Gate(settings, registry)
-    metrics = _metrics(models, registry, dialect.name, lambda: (*gate.gauges(), troubles.metric()))
+    health = Health(
+        lambda: [(each.model, each.id) for each in registry.members.values()], registry.is_ready, registry.breaker_state
+    )
+    metrics = _metrics(models, registry, dialect.name, lambda: (*gate.gauges(), *health(), troubles.metric()))
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
@@ -222,7 +228,9 @@ def _naming(
 ) -> tuple[Membership, Sources]:
     """Who keeps the registry's engines, and what names them."""
     settings, rules = configured.settings, configured.discovery
-    membership = Membership(registry, wire_with(environ), metrics, troubles, linger_s=settings.timeouts.total_s, rules=rules)
+    membership = Membership(
+        registry, wire_with(environ, configured.hide), metrics, troubles, linger_s=settings.timeouts.total_s, rules=rules
+    )
     kinds = {kind: make(kind).traits for kind in known()}
     sources = Sources(
         settings,
