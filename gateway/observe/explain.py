@@ -1,7 +1,7 @@
 """What happened to one request, for its operator: each attempt, why it went where it did, and why none followed.
 
-Invariant: numbers, names and our own words only, never what a client or an engine said; and bounded, whatever is asked: so many
-requests, so many attempts of one, and so many engines of one attempt.
+Invariant: numbers, configured names and our own words only, never what a client or an engine said; and bounded, whatever is
+asked: so many requests, so many attempts of one, and so many engines of one attempt.
 """
 
 from collections import OrderedDict
@@ -31,6 +31,21 @@ _ENGINES_IN_ALL = 64  # of one request
 AttemptOutcome = Literal["running", "served", "failed", "client_gone"]
 
 
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """One engine as it was then, but for what it says of itself. Fields as in `EngineView`."""
+
+    id: str
+    ready: bool
+    running: int
+    most_running: int | None
+    draining: bool
+    ejected: bool
+    rests_s: float
+    share: float
+    failing: float
+
+
 @dataclass(slots=True)
 class AttemptStory:
     """One attempt. `started_s` is since the request's body was read, `lasted_s` None while it runs. `considered` are the engines
@@ -41,7 +56,7 @@ class AttemptStory:
     engine: str
     why: str
     started_s: float
-    considered: tuple[EngineView, ...] = ()
+    considered: tuple[Considered, ...] = ()
     left_out: int = 0
     outcome: AttemptOutcome = "running"
     reason: str | None = None
@@ -192,7 +207,21 @@ class _Record:
     engines: int = 0
 
 
-def _shown(event: AttemptStarted, most: int) -> tuple[EngineView, ...]:
+def _shown(event: AttemptStarted, most: int) -> tuple[Considered, ...]:
     """The engine that was chosen, then the others in their order."""
     chosen_first = sorted(event.considered, key=lambda view: view.id != event.engine)
-    return tuple(chosen_first[:most])
+    return tuple(map(_considered, chosen_first[:most]))
+
+
+def _considered(view: EngineView) -> Considered:
+    return Considered(
+        id=view.id,
+        ready=view.ready,
+        running=view.running,
+        most_running=view.most_running,
+        draining=view.draining,
+        ejected=view.ejected,
+        rests_s=view.rests_s,
+        share=view.share,
+        failing=view.failing,
+    )
