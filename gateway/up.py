@@ -19,7 +19,7 @@ from gateway.app import Gateway, with_models
 from gateway.process import serve, unless_stopped
 from gateway.server.listen import port_of
 from gateway.settings import EngineSettings, ModelSettings, Settings
-from gateway.settings_parts import ServerSettings
+from gateway.settings_parts import LimitSettings, ServerSettings
 from gateway.voice import tools_for
 from gateway.wire.jsonio import decode
 from gateway.wire.sse import SseReader
@@ -53,6 +53,7 @@ async def up(
             return
         settings = Settings(
             server=ServerSettings(port=port_of(sockets[0])),
+            limits=LimitSettings(down_wait_s=LimitSettings().queue_wait_s),  # an engine that died is started again
             models=(
                 ModelSettings(
                     name=name, source=model, tools=tools, engines=(EngineSettings(id="local", url=engine.url, kind="llamacpp"),)
