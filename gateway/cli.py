@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +31,7 @@ from gateway.formats.registry import load as load_formats
 from gateway.live import NotLive, live_reports, local_report, targets_of
 from gateway.model import Model
 from gateway.observe.logs import configure_logging, record_writer
+from gateway.observe.redact import Redactor
 from gateway.onboarding import ProfileThere, keep, summary
 from gateway.onboarding import onboard as derive_profile
 from gateway.parsing import chunking, read_case, read_tools
@@ -44,7 +46,6 @@ from gateway.up import NotUp
 from gateway.up import up as bring_up
 from gateway.voice import ProfileError
 from gateway.wire.jsonio import encode
-from gateway.wiring import secrets
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -68,8 +69,8 @@ Config = Annotated[Path, typer.Option("--config", help="The settings file (YAML)
 @app.command()
 def serve(config: Config) -> None:
     """Serve the models of a settings file until SIGINT or SIGTERM."""
-    configured = configure(config, os.environ)
-    hidden = secrets(configured.settings, os.environ)
+    hidden = Redactor()
+    configured = replace(configure(config, os.environ), hide=hidden.hide)
     configure_logging(secrets=hidden)
     sockets = process.bind_both(configured.settings.server)
 

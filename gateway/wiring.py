@@ -1,6 +1,6 @@
 """Values of the settings as the parts take them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 
 from yarl import URL
@@ -24,28 +24,26 @@ from gateway.settings_parts import FailureSettings, LimitSettings, TimeoutSettin
 from gateway.timer import StageLimits, Watchdog
 
 
-def wire_with(environ: Mapping[str, str]) -> Wire:
-    """Makes the members of engines' entries, with the keys of this environment."""
+def wire_with(environ: Mapping[str, str], hide: Callable[[str], None]) -> Wire:
+    """Makes the members of engines' entries, with the keys of this environment. `hide` is told each: none may be logged."""
     engines: Mapping[str, Engine] = {kind: make(kind) for kind in known()}
 
     def wire(model: str, entry: EngineSettings) -> Member:
+        key = environ[entry.api_key_env] if entry.api_key_env else None
+        if key is not None:
+            hide(key)
         return Member(
             id=entry.id,
             model=model,
             engine=engines[entry.kind],
             root=URL(entry.url),
             engine_model=entry.model,
-            api_key=environ[entry.api_key_env] if entry.api_key_env else None,
+            api_key=key,
             weights=entry.weights,
             most_running=entry.most_running,
         )
 
     return wire
-
-
-def secrets(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """The values that must never be logged."""
-    return [environ[e.api_key_env] for m in settings.models for e in m.engines if e.api_key_env]
 
 
 def served(models: tuple[Model, ...]) -> list[Served]:

@@ -14,7 +14,7 @@ from gateway.app import configure, with_models
 from gateway.errors import ModelFileError, SettingsError
 from gateway.prompt.source import read_model
 from gateway.voice import tools_for
-from gateway.wiring import is_loopback, secrets
+from gateway.wiring import is_loopback, wire_with
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,12 @@ def test_local_tools_are_stated_where_the_template_ignores_them(tmp_path: Path) 
 
 
 def test_keys_come_from_the_environment_and_are_known_as_secrets() -> None:
-    environ = {"ENGINE_KEY": "sk-canary", "OTHER": "x"}
-    settings = settings_for("http://127.0.0.1:9", engine={"api_key_env": "ENGINE_KEY"})
-    assert secrets(settings, environ) == ["sk-canary"]
-    assert secrets(settings_for("http://127.0.0.1:9"), environ) == []
+    hidden: list[str] = []
+    wire = wire_with({"ENGINE_KEY": "sk-canary", "OTHER": "x"}, hidden.append)
+    for keys in ({}, {"api_key_env": "ENGINE_KEY"}):
+        (entry,) = settings_for("http://127.0.0.1:9", engine=keys).models[0].engines
+        assert wire("m", entry).api_key == ("sk-canary" if keys else None)
+    assert hidden == ["sk-canary"]
 
 
 def problems(file: Path, text: str) -> list[str]:

@@ -16,10 +16,10 @@ from gateway.observe.redact import Redactor
 Level = Literal["debug", "info", "warning", "error"]
 
 
-def record_writer(stream: TextIO | None = None, secrets: Iterable[str] = ()) -> Callable[[Mapping[str, object]], None]:
+def record_writer(stream: TextIO | None = None, secrets: Iterable[str] | Redactor = ()) -> Callable[[Mapping[str, object]], None]:
     """Writes records, one a line, past the loggers: for what is written on each request. Without a stream: standard error."""
     out = stream if stream is not None else sys.stderr
-    redactor = Redactor(secrets)
+    redactor = secrets if isinstance(secrets, Redactor) else Redactor(secrets)
 
     def write(record: Mapping[str, object]) -> None:
         out.write(redactor.line(record) + "\n")
@@ -28,14 +28,14 @@ def record_writer(stream: TextIO | None = None, secrets: Iterable[str] = ()) -> 
     return write
 
 
-def configure_logging(stream: TextIO | None = None, level: Level = "info", secrets: Iterable[str] = ()) -> None:
+def configure_logging(stream: TextIO | None = None, level: Level = "info", secrets: Iterable[str] | Redactor = ()) -> None:
     """Sets up the process's logging, once, before anything is logged. Without a stream: standard error.
 
     Servers that would set up their own must be told not to (uvicorn: `log_config=None`).
     """
     out = stream if stream is not None else sys.stderr
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    redactor = Redactor(secrets)
+    redactor = secrets if isinstance(secrets, Redactor) else Redactor(secrets)
 
     def render(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
         return redactor.line(event)

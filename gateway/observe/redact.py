@@ -44,6 +44,16 @@ class Redactor:
     """Knows the secrets of this process: clients' keys and engines' keys."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets: frozenset[str] = frozenset()
+        self._learn(frozenset(secrets))
+
+    def hide(self, secret: str) -> None:
+        """One more, which may be known already."""
+        if secret not in self._secrets:
+            self._learn(self._secrets | {secret})
+
+    def _learn(self, secrets: frozenset[str]) -> None:
+        self._secrets = secrets
         forms = {form for secret in secrets if secret for form in (secret, quote(secret, safe=""), repr(secret)[1:-1])}
         longest_first = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if forms else None

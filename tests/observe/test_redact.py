@@ -178,3 +178,12 @@ def test_hostile_text_costs_linear_time(piece: str) -> None:
         return best_s
 
     assert cost_s(8000) < 40 * cost_s(400) + 0.001  # 20 times the text; quadratic would be 400 times the time
+
+
+def test_a_secret_that_is_known_later_is_hidden_from_then_on() -> None:
+    redactor = Redactor(["first-canary"])
+    assert "later-canary" in redactor.line({"event": "later-canary"})
+    redactor.hide("later-canary")
+    redactor.hide("first-canary")
+    line = redactor.line({"event": "later-canary", "why": "first-canary and later-canary"})
+    assert "canary" not in line
