@@ -1,13 +1,17 @@
 """An answer that its engine breaks off is gone on with on another, token by token; where that is not exact, it is marked."""
 
+import asyncio
+import itertools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from faults.client import Answer
+from faults.client import LIMIT_S, Answer, connected
 from faults.leaks import NoLeaks
 from faults.place import QUICK, Fleet, fleet
+from faults.proxy import Line
 from faults.saying import ENDS, text_of, unbroken
 from faults.speech import Kind
 
@@ -16,7 +20,7 @@ KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
 STEADY = {"eject_failures": 10_000, "eject_share": 1.0, "slow_start_s": 0}
 """The first engine gets every request, however often it fails."""
 FAST = {**QUICK, "between_tokens_s": 0.2}
-USAGE = {"stream_options": {"include_usage": True}}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 ANSWERS = 100
 
 
@@ -89,3 +93,233 @@ async def test_a_cut_at_any_token_of_100_answers_changes_nothing(no_leaks: NoLea
                 after += 1
                 place.served.gateway.registry.set_ready("a", True)  # else it is out until it was probed
         assert cuts > answers * 10
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "reset_mid_stream settle=0",
+        "close_mid_stream",
+        "end_mid_stream",
+        "half_event",
+        "error_mid_stream",
+        "bad_json",
+        "not_object",
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_however_it_is_cut_nothing_changes(no_leaks: NoLeaks, kind: Kind, mode: str) -> None:
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for after in (0, 1, 2, 5, 9, 14, 15):
+            for stream in (True, False):
+                text = f"[[tokens=14]][[chaos:{mode} after={after} only=a]] {after}"
+                answer = await place.ask(text, stream=stream, **(USAGE if stream else {}))
+                same(place, answer, stream=stream)
+                place.served.gateway.registry.set_ready("a", True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_silence_is_a_cut_and_the_silent_engine_is_closed_first(no_leaks: NoLeaks, kind: Kind) -> None:
+    async with fleet(no_leaks, kind, timeouts=FAST, failures=STEADY) as place:
+        for after in (1, 6, 11):
+            same(place, await place.ask(f"[[tokens=12]][[chaos:hang_mid_stream after={after} only=a]]", **USAGE), stream=True)
+            first, second = place.since_last()
+            assert await place.closed(first) <= second.began_s
+
+
+@pytest.mark.parametrize("after", [13, 14])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_engine_that_is_silent_after_the_end_costs_no_second_call(no_leaks: NoLeaks, kind: Kind, after: int) -> None:
+    """The end is known: the id that ends the turn was made, or the last of all that it may make."""
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        limit = {"max_tokens": 13} if after == 13 else {}
+        answer = await place.ask(f"[[tokens=13]][[ascii]][[chaos:hang_mid_stream after={after} only=a]]", **limit)
+        assert answer.done
+        assert answer.text == text_of(said(place))
+        assert answer.finishes == ["length" if after == 13 else "stop"]
+        assert len(place.since_last()) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_cut_at_any_byte_changes_nothing(no_leaks: NoLeaks, kind: Kind) -> None:
+    async with fleet(no_leaks, kind, proxied=True, timeouts=QUICK, failures=STEADY) as place:
+        cuts = 0
+        ends = itertools.cycle(end if at % 4 else 9_000 for at, end in enumerate(range(20, 2600, 43)))  # or it were ejected
+        path = b"POST /completion" if kind == "llamacpp" else b"POST /v1"
+        place.proxy.lines = lambda _: Line(slice_bytes=7, reset_after=next(ends), since=path)
+        await place.proxy.drop()  # the connections that stood before
+        place.served.gateway.registry.set_ready("a", False)
+        await place.ready()
+        for number in range(40):
+            await place.ready()
+            same(place, await place.ask(f"[[tokens=9]] {number}", **USAGE), stream=True)
+            cuts += len(place.since_last()) - 1
+        assert cuts > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_second_cut_anywhere_changes_nothing(no_leaks: NoLeaks, kind: Kind) -> None:
+    """While a text is passed over, too, whose ids were lost."""
+    for second in (0, 1, 2, 3, 5, 8, 11, 14, 17):
+        # A gateway each time: an engine that failed is passed over where another can go on.
+        async with fleet(no_leaks, kind, 3, timeouts=QUICK, failures=STEADY) as place:
+            cuts = f"[[chaos:reset_mid_stream after=16 only=a]][[chaos:error_mid_stream after={second} only=b]]"
+            same(place, await place.ask(f"[[tokens=20]]{cuts}", **USAGE), stream=True)
+            assert [seen.fault for seen in place.since_last()][:2] == ["reset_mid_stream", "error_mid_stream"]
+
+
+@pytest.mark.parametrize("engines", [2, 3])
+async def test_other_words_than_the_known_end_the_answer_or_another_engine_goes_on(no_leaks: NoLeaks, engines: int) -> None:
+    async with fleet(no_leaks, "llamacpp", engines, timeouts=QUICK, failures=STEADY) as place:
+        for number in range(5):
+            cuts = "[[chaos:reset_mid_stream after=25 only=a]][[chaos:fat kb=1 only=b]]"
+            answer = await place.ask(f"[[tokens=30]]{cuts} {number}", **USAGE)
+            assert len(place.since_last()) == engines
+            if engines == 3:
+                same(place, answer, stream=True)
+            else:
+                marked(place, answer)
+                assert place.record["reason"] == "differs"
+            registry = place.served.gateway.registry
+            assert registry.is_ready("b"), "it is not at fault"
+            assert not [each for each in registry.view("m").engines if each.id == "b" and each.failing]
+            registry.set_ready("a", True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stop_string_across_a_cut_ends_the_answer(no_leaks: NoLeaks, kind: Kind) -> None:
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for after in range(4, 12):
+            text = f"[[tokens=16]][[ascii]][[chaos:reset_mid_stream after={after} only=a]]"
+            whole = (await place.ask(text)).text
+            place.served.gateway.registry.set_ready("a", True)
+            answer = await place.ask(text, stop=[whole[6:11]])
+            assert (answer.done, answer.text, answer.finishes) == (True, whole[: whole.index(whole[6:11])], ["stop"])
+            place.served.gateway.registry.set_ready("a", True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_limit_counts_what_both_engines_made(no_leaks: NoLeaks, kind: Kind) -> None:
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for after in range(9):
+            text = f"[[tokens=16]][[ascii]][[chaos:reset_mid_stream after={after} only=a]]"
+            answer = await place.ask(text, max_tokens=8, **USAGE)
+            assert answer.text == text_of(said(place)[:8])
+            assert answer.finishes == ["length"]
+            assert answer.events[-2]["usage"]["completion_tokens"] == 8
+            assert [seen.limit for seen in place.since_last()] == [8] if after == 8 else [8, 8 - after]
+            place.served.gateway.registry.set_ready("a", True)
+
+
+# What is not exact is marked
+
+
+def marked(place: Fleet, answer: Answer, code: str | None = None) -> None:
+    """The client has a part of the answer and an error that tells that it is one."""
+    assert answer.streamed
+    assert answer.error is not None
+    assert not answer.done
+    assert answer.text
+    assert text_of(said(place)).startswith(answer.text)
+    if code is not None:
+        assert answer.error["code"] == code
+
+
+CUT = "[[tokens=16]][[ascii]][[chaos:reset_mid_stream after=6 only=a]]"
+UNBEGUN = "[[tokens=16]][[ascii]][[chaos:rst_before_headers only=a]]"
+ASKED: dict[str, dict[str, Any]] = {
+    "a grammar": {"response_format": {"type": "json_object"}},
+    "two choices": {"n": 2},
+    "presence": {"presence_penalty": 0.5},
+    "frequency": {"frequency_penalty": 0.5},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_what_cannot_be_exact_is_marked_once_begun_and_begun_anew_before(no_leaks: NoLeaks, asked: str) -> None:
+    async with fleet(no_leaks, "vllm", timeouts=QUICK, failures=STEADY) as place:
+        answer = await place.ask(CUT, **ASKED[asked])
+        assert answer.error is not None
+        assert not answer.done
+        assert answer.text
+        assert not [seen for seen in place.since_last() if len(seen.prompt) > len(place.since_last()[0].prompt)]
+        place.served.gateway.registry.set_ready("a", True)
+        answer = await place.ask(UNBEGUN, **ASKED[asked])
+        assert answer.done
+        assert answer.text == text_of(said(place)) * ASKED[asked].get("n", 1) or asked == "two choices"
+        assert place.record["attempts"] > ASKED[asked].get("n", 1)
+
+
+@pytest.mark.parametrize("why", ["off", "other weights", "one engine", "no retry"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_place_that_cannot_go_on_marks_the_answer(no_leaks: NoLeaks, kind: Kind, why: str) -> None:
+    failures = {**STEADY, "resume": "off" if why == "off" else "exact"}
+    async with fleet(no_leaks, kind, 1 if why == "one engine" else 2, timeouts=QUICK, failures=failures) as place:
+        registry = place.served.gateway.registry
+        if why == "other weights":
+            registry.add(replace(registry.members["a"], weights="Q4"))
+            registry.add(replace(registry.members["b"], weights="Q8"))
+        header = b"\r\nx-no-retry: 1\r\n\r\n" if why == "no retry" else b"\r\n\r\n"
+        answer = await sent(place, CUT, header)
+        marked(place, answer, "engine_broke")
+        assert len(place.since_last()) == 1
+        registry.set_ready("a", True)
+        answer = await sent(place, UNBEGUN, header)
+        if why in ("one engine", "no retry"):
+            assert (answer.status, len(place.since_last())) == (502, 1)
+        else:
+            assert place.whole(answer)
+            assert len(place.since_last()) == 2
+
+
+async def sent(place: Fleet, text: str, header: bytes) -> Answer:
+    """The answer to a request whose head ends so."""
+    place._before = len(place.seen)
+    answer = Answer()
+    async with asyncio.timeout(LIMIT_S), connected(place.served.url) as client:
+        await client.send(place.request(text).replace(b"\r\n\r\n", header, 1))
+        await client.read(answer)
+    place.leaks.shown(bytes(answer.raw))
+    answer.check()
+    return answer
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_request_that_takes_two_engines_down_gets_no_third(no_leaks: NoLeaks, kind: Kind, begun: bool) -> None:
+    async with fleet(no_leaks, kind, 3, timeouts=QUICK, failures=STEADY) as place:
+        mode = "reset_mid_stream after=4" if begun else "rst_before_headers"
+        answer = await place.ask(f"[[tokens=16]][[ascii]][[chaos:{mode}]]")
+        assert answer.error is not None
+        assert answer.error["code"] == "poison_request"
+        assert answer.status == (200 if begun else 502)
+        assert all(place.engines[name].seen for name in "ab")  # maybe twice, where the first time was on a kept connection
+        assert not place.engines["c"].seen
+        assert answer.text == text_of(said(place)[:8]) if begun else True
+
+
+async def test_no_time_is_left_for_an_answer_whose_time_is_over(no_leaks: NoLeaks) -> None:
+    async with fleet(no_leaks, "vllm", timeouts={"total_s": 0.4}, failures=STEADY) as place:
+        answer = await place.ask("[[tokens=16]][[ascii]][[chaos:hang_mid_stream after=6 only=a]]")
+        marked(place, answer, "engine_timeout")
+        assert len(place.since_last()) == 1
+
+
+async def test_a_client_that_leaves_while_its_retry_waits_leaves_no_room_taken(no_leaks: NoLeaks) -> None:
+    """One retry at a time: the first holds its room, until it fails, on an engine that does not begin."""
+    failures = {**STEADY, "retries": 1, "retry_share": 0}
+    async with fleet(no_leaks, "vllm", 3, timeouts=QUICK, failures=failures) as place:
+        held = "[[chaos:error_mid_stream after=6 only=a]][[chaos:hang_before_first only=b]]"
+        first = asyncio.create_task(place.ask(f"[[tokens=16]]{held}"))
+        while not [seen for seen in place.seen if seen.fault == "hang_before_first"]:
+            await asyncio.sleep(0.005)
+        for _ in range(5):
+            answer = Answer()
+            async with connected(place.served.url) as client:
+                await client.send(place.request("[[tokens=16]][[ascii]][[chaos:error_mid_stream after=6 only=a]] waits"))
+                await client.read(answer, until=b'content":"')
+                await asyncio.sleep(0.02)
+                client.leave()
+        assert (await first).done
+        answer = await place.ask("[[tokens=16]][[chaos:error_mid_stream after=6 only=a]] last", limit_s=5)
+        assert place.whole(answer)
