@@ -4,6 +4,8 @@ PYTHON ?= python3
 PORT ?= 8080
 BENCH ?=
 FUZZ_S ?= 600
+SOAK_S ?= 1200
+SOAK ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PURE := gateway/wire/*,gateway/dialects/*,gateway/prompt/*,gateway/formats/*,gateway/routing/*
@@ -12,7 +14,7 @@ SPREAD := tests/formats tests/prompt/test_conformance_ids.py tests/prompt/test_c
 	tests/prompt/test_conformance_templates.py
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
-.PHONY: run test test-vllm test-faults lint bench conformance splits fuzz services docs docs-check lock clean
+.PHONY: run test test-vllm test-faults soak lint bench conformance splits fuzz services docs docs-check lock clean
 
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
@@ -28,8 +30,11 @@ test-vllm: .venv/.dev  ## the gateway before the real vLLM on this machine's CPU
 	scripts/vllm
 	$(BIN)/python -m pytest -m vllm tests/vllm tests/contracts
 
-test-faults: .venv/.dev  ## every fault of one engine, its line and its client, on real sockets: about four minutes
+test-faults: .venv/.dev  ## every fault of engines, lines and clients on real sockets, by row and 10,000 at random: about eight minutes
 	$(BIN)/python -m pytest -m faults tests/faults
+
+soak: .venv/.dev  ## half of the load that this machine can take, with 5 % faults, for SOAK_S seconds (1200): memory, success, leaks
+	PYTHONPATH=tests $(BIN)/python -m soak.run --seconds $(SOAK_S) $(SOAK)
 
 lint: .venv/.dev docs-check  ## style, types and architecture
 	$(BIN)/ruff check .
