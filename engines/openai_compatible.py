@@ -223,6 +223,8 @@ class OpenAiReader:
         """A chat completion, as the events that would have said it: one for each choice, and one for the usage."""
         events = [SseEvent(data) for data in _as_events(mended(body))]
         chunks = [chunk for event in events if (chunk := self.chunk(event)) is not None]
+        if all(chunk.finish is None for chunk in chunks):
+            raise EngineBroke("The engine's answer has no end: it may be cut.")
         self.done = True
         return chunks
 

@@ -21,6 +21,8 @@ from gateway.upstream import Exchange
 from gateway.wire.sse import SseError, SseEvent, SseReader
 
 MAX_WHOLE_BYTES = 1 << 28  # of an engine's stream whose answer is kept until it is whole
+MAX_JSON_BYTES = 1 << 24  # of an answer that an engine gives as one, not as a stream
+STREAM, JSON = "text/event-stream", "application/json"
 SCHEMA_MISS = "schema_mismatch"
 HEARD_EACH_S = 0.5
 END_S = 0.3  # for the end mark and the usage, once the answer said why it ended
@@ -108,6 +110,7 @@ class Attempt:
             served = await self._read(exchange, reader, course, timer)
             whole = reader.done
         except GatewayError as error:
+            whole = exchange.status != 200  # all was read that it says
             raise error.without(member.api_key) from None
         finally:
             if whole:
@@ -122,21 +125,27 @@ class Attempt:
             if isinstance(error, EngineRefused):
                 error.wait_s = exchange.retry_after_s
             raise error
-        if not exchange.content_type.startswith("text/event-stream"):
+        if exchange.content_type not in (STREAM, JSON):
             raise EngineBroke("The engine answered, but not with an event stream.")
 
     async def _read(self, exchange: Exchange, reader: Reader, course: Course, timer: StageTimer) -> bool:
         """Reads to the call's end; False as `_call`."""
+        if exchange.content_type == JSON:
+            self._take(await _whole(exchange, reader), course, timer)
+            if self._missed(course):
+                return False
+            await self._write(course, timer)
+            return True
         sse = SseReader()
         left = MAX_WHOLE_BYTES if not self._job.sink.streamed else None
         while not (reader.done or course.ended or course.must_go_on):
             data = await _bytes(exchange, END_S if reader.ended() is not None else None)
             if left is not None and (left := left - len(data)) < 0:
                 raise EngineBroke(f"The engine's answer is larger than {MAX_WHOLE_BYTES} bytes.")
-            chunks, failure = _chunks(data, sse, reader)
+            chunks, failure = _chunks(data, exchange, sse, reader)
             if chunks:
                 self._take(chunks, course, timer)
-                if course.schema_missed and self.progress.may_miss and not self.progress.delivered:
+                if self._missed(course):
                     return False
             if failure is not None:
                 self._broken_off(failure, reader, course)
@@ -148,6 +157,9 @@ class Attempt:
         self._time(sum(chunk.tokens for chunk in chunks), timer, known=course.repeats)
         if course.take(chunks) and self.progress.first_s is None:
             self.progress.first_s = self._loop.time()
+
+    def _missed(self, course: Course) -> bool:
+        return course.schema_missed and self.progress.may_miss and not self.progress.delivered
 
     def _broken_off(self, failure: GatewayError, reader: Reader, course: Course) -> None:
         """Raises the failure of an engine, but where the answer is complete all the same. What was read before it is kept."""
@@ -208,15 +220,27 @@ async def _bytes(exchange: Exchange, within_s: float | None) -> bytes:
         return b""
 
 
-def _chunks(data: bytes, sse: SseReader, reader: Reader) -> tuple[list[Chunk], GatewayError | None]:
-    """What these bytes say, and the failure that follows it, if one does: what came whole before it counts."""
+async def _whole(exchange: Exchange, reader: Reader) -> Sequence[Chunk]:
+    """The answer of an engine that gives it as one, though it was asked for a stream."""
+    body = await exchange.read_up_to(MAX_JSON_BYTES + 1)
+    if len(body) > MAX_JSON_BYTES:
+        raise EngineBroke(f"The engine's answer is larger than {MAX_JSON_BYTES} bytes.")
+    return reader.whole(body)
+
+
+def _chunks(data: bytes, exchange: Exchange, sse: SseReader, reader: Reader) -> tuple[list[Chunk], GatewayError | None]:
+    """What these bytes say, to the answer's end, and the failure that follows it, if one does: what came before it counts."""
     if not data:
         return [], EngineGone("The engine's answer ended in the middle.")
     chunks: list[Chunk] = []
     try:
-        for event in _events(data, sse):
+        events = iter(_events(data, sse))
+        for event in events:
             if (chunk := reader.chunk(event)) is not None:
-                chunks.append(chunk)  # noqa: PERF401 - what came before an error is kept
+                chunks.append(chunk)
+            if reader.done:
+                exchange.overrun = not sse.idle or next(events, None) is not None
+                break
     except GatewayError as error:
         return chunks, error
     return chunks, None

@@ -139,7 +139,7 @@ class UnsupportedEncoding(ClientError):
 
 
 class ClientStalled(ClientError):
-    """The time of the whole request ended while the client did not read: no engine's fault."""
+    """The client took nothing of its answer for too long, or the time of the whole request ended meanwhile: no engine's fault."""
 
     status = 408
     code = "client_stalled"

@@ -11,7 +11,7 @@ import structlog
 import uvloop
 
 from gateway.app import Configured, Gateway, Records, running
-from gateway.server.listen import Drain, PortTaken, bind, port_of, serve_until
+from gateway.server.listen import Drain, PortTaken, bind, give_up_on_deaf, port_of, serve_until
 from gateway.settings_parts import ServerSettings
 from gateway.wiring import is_loopback
 
@@ -80,6 +80,7 @@ async def serve(
     records of the access log."""
     main, admin = sockets
     server = configured.settings.server
+    give_up_on_deaf(main, 2 * configured.settings.timeouts.client_s)  # the request's own limit comes first
     async with running(configured, environ, access) as gateway:
         _announce(server, port_of(main), port_of(admin))
         _spare_the_collector()

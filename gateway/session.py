@@ -22,9 +22,9 @@ async def serve(job: Job, admission: Admission) -> None:
             await _choice(job, 0)
         else:
             await _all_choices(job)
-    total_s = job.services.limits.total_s
-    # A client that reads no further holds nothing for ever.
-    with Alarm(job.services.watchdog, job.ledger.received_s + total_s, lambda: stalled(total_s)):
+    limits = job.services.limits
+    at_s = min(asyncio.get_running_loop().time() + limits.client_s, job.ledger.received_s + limits.total_s)
+    with Alarm(job.services.watchdog, at_s, lambda: stalled(limits)):  # a client that reads no further holds nothing for ever
         await job.sink.finish(job.encoder.end(job.ledger.usage()))
 
 

@@ -66,7 +66,7 @@ class ServerSettings(Section):
 
 
 class TimeoutSettings(Section):
-    """How long an engine may be silent in each stage of an answer."""
+    """How long an engine may be silent in each stage of an answer, and how long a client may take nothing of it."""
 
     connect_s: Seconds = 1.0
     """Until the connection stands."""
@@ -80,6 +80,10 @@ class TimeoutSettings(Section):
 
     between_tokens_s: Seconds = 30.0
     """Between two tokens. Keep-alive comments do not count as tokens, and time spent waiting for the client does not count."""
+
+    client_s: Seconds = 60.0
+    """How long a client may take nothing of its answer, while there is some for it; then it is cut, and the engine with it. One
+    that takes less than about 1 kB/s can be too."""
 
     total_s: Seconds = 3600.0
     """The whole request."""

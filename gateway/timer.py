@@ -100,12 +100,13 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class StageLimits:
-    """Seconds that each stage may take; `total_s` is for the whole request."""
+    """Seconds that each stage may take; `client_s` is for a client that takes nothing, `total_s` for the whole request."""
 
     connect_s: float
     headers_s: float
     first_token_s: float
     between_tokens_s: float
+    client_s: float
     total_s: float
 
     def of(self, stage: TimeoutStage) -> float:
@@ -145,18 +146,18 @@ class StageTimer:
         self._alarm.at_s = min(self._time() + self._limit_s, self._ends_at + self._alarm.forgiven_s)
 
     def pause(self) -> None:
-        """The client is slow, not the engine: only the total counts until `touch`."""
+        """The client is slow, not the engine: its own limit and the total count until `touch`."""
         self._paused = True
-        self._alarm.at_s = self._ends_at + self._alarm.forgiven_s
+        self._alarm.at_s = min(self._time() + self._limits.client_s, self._ends_at + self._alarm.forgiven_s)
 
     def _error(self) -> GatewayError:
         if self._paused:
-            return stalled(self._limits.total_s)
+            return stalled(self._limits)
         if self._time() >= self._ends_at + self._alarm.forgiven_s:
             return EngineTimeout("total", self._limits.total_s)
         return EngineTimeout(self._stage, self._limit_s)
 
 
-def stalled(total_s: float) -> ClientStalled:
-    """The time of the whole request ended while the client did not read."""
-    return ClientStalled(f"The answer was not taken within {total_s:g} s.")
+def stalled(limits: StageLimits) -> ClientStalled:
+    """The client took nothing for too long, or the time of the whole request ended meanwhile."""
+    return ClientStalled(f"Nothing of the answer was taken for {limits.client_s:g} s, or not all within {limits.total_s:g} s.")

@@ -4,13 +4,15 @@ It is the only place on the data path that knows the HTTP library. Bodies are re
 nobody reads, so that a slow client slows its engine and nothing piles up between them.
 
 A kept connection may be closed by the engine just as the next call goes out on it (llama.cpp closes after each stream, whatever
-its headers say). Such a call is sent again, at last on a new connection; what fails there has failed. An engine that dies of a
-request may so get it once more.
+its headers say). Such a call is sent once more, on a connection made for it; what fails there has failed. So an engine that dies
+of a request gets it twice at the most; one that cannot be reached any more then counts as gone, not as unreachable.
+
+Invariant: a connection is used again only after `release`, and only where nothing came after the answer's end.
 """
 
 import asyncio
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -18,10 +20,13 @@ from types import SimpleNamespace, TracebackType
 from typing import Self
 
 import aiohttp
+import structlog
 from yarl import URL
 
 from engines.base import Call
 from gateway.errors import EngineGone, EngineTimeout, EngineUnreachable
+
+_log = structlog.get_logger("interlock.upstream")
 
 _READ_BUFFER_BYTES = 64 * 1024
 _KEEPALIVE_S = 4  # the engines' servers drop an idle connection after 5 s: leave it before, rather than race with it
@@ -31,14 +36,24 @@ _RELEASE_S = 0.25
 _MAX_WAIT_S = 86_400
 
 
+class _Response(aiohttp.ClientResponse):
+    """An answer that keeps its connection until it is released or closed: the library gives it back as soon as the body has
+    ended, which is before anybody could see what the body ends with."""
+
+    def _response_eof(self) -> None:
+        """The body has ended."""
+
+
 class Exchange:
-    """An answer whose headers have come. Read it to its end, then `release` it; `close` drops the connection."""
+    """An answer whose headers have come. Read it to its end, then `release` it; `close` drops the connection. `overrun` is set by
+    who read of it what comes after the answer's end."""
 
     def __init__(self, response: aiohttp.ClientResponse, ending: "set[asyncio.Task[None]]") -> None:
         self._response = response
         self._ending = ending
+        self.overrun = False
         self.status = response.status
-        self.content_type = response.headers.get("content-type", "")
+        self.content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
     def retry_after_s(self) -> float | None:
@@ -60,7 +75,11 @@ class Exchange:
             return await _up_to(limit_bytes, self._response.content)
 
     def release(self) -> None:
-        """Gives the connection back for the next call, where the body ends soon; else closes it. The client waits for neither."""
+        """Gives the connection back for the next call, where the body ends soon and with nothing more in it than white space;
+        else closes it. The client waits for neither."""
+        if self.overrun:
+            self._drop()
+            return
         if self._response.content.at_eof():
             self._response.release()
             return
@@ -71,11 +90,18 @@ class Exchange:
     async def _end(self) -> None:
         try:
             async with asyncio.timeout(_RELEASE_S):
-                while await self._response.content.readany():
-                    pass
+                while data := await self._response.content.readany():
+                    if data.strip():
+                        self._drop()
+                        return
             self._response.release()
         except (TimeoutError, aiohttp.ClientError, OSError):
             self._response.close()
+
+    def _drop(self) -> None:
+        """What comes after an answer could be taken for the next one."""
+        _log.debug("connection closed: the engine went on after its answer", engine_url=str(self._response.url.origin()))
+        self._response.close()
 
     def close(self) -> None:
         """Drops the connection, so that the engine sees at once that nobody listens."""
@@ -89,44 +115,40 @@ class Upstream:
         self._ending: set[asyncio.Task[None]] = set()
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_reused)
-        self._session = aiohttp.ClientSession(
-            trace_configs=[tracing],
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=_READ_BUFFER_BYTES,
-            skip_auto_headers=("accept-encoding", "user-agent"),
-        )
+        # No limit: a call never waits for another's connection, and a probe for none.
+        self._session = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S), tracing)
+        self._once = _session(aiohttp.TCPConnector(limit=0, force_close=True))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for task in self._ending:
             task.cancel()
         await self._session.close()
+        await self._once.close()
 
     async def open(self, url: URL, call: Call, *, api_key: str | None, connect_s: float) -> Exchange:
         """Sends the call and waits for the headers. Redirects are not followed. Raises an EngineError."""
         headers = {"content-type": "application/json", **call.headers}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
+        way = _Way()
         with _translated(connect_s):
-            while True:
-                way = _Way()
-                try:
-                    response = await self._session.post(
-                        url,
-                        data=call.body if len(call.body) < _LARGE_BODY_BYTES else io.BytesIO(call.body),
-                        headers=headers,
-                        allow_redirects=False,
-                        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
-                        trace_request_ctx=way,
-                    )
-                    return Exchange(response, self._ending)
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                    if not way.kept or isinstance(error, aiohttp.ClientConnectorError):
-                        raise
+            try:
+                response = await _post(self._session, url, call, headers, connect_s=connect_s, way=way)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if not way.kept or isinstance(error, aiohttp.ClientConnectorError):
+                    raise
+                response = await self._resend(url, call, headers, connect_s)
+        return Exchange(response, self._ending)
+
+    async def _resend(self, url: URL, call: Call, headers: Mapping[str, str], connect_s: float) -> aiohttp.ClientResponse:
+        """Sends the call once more, on a new connection."""
+        try:
+            return await _post(self._once, url, call, headers, connect_s=connect_s, way=None)
+        except aiohttp.ConnectionTimeoutError:
+            raise
+        except aiohttp.ClientConnectorError:  # it may have died of this very call
+            raise EngineGone("The engine closed the connection, and took no other.") from None
 
     async def get(self, url: URL, *, api_key: str | None, limit_s: float, max_bytes: int = 1 << 20) -> tuple[int, bytes]:
         """A small GET for probes: status and at most `max_bytes` of the body. Raises an EngineError."""
@@ -157,6 +179,33 @@ class _Way:
 
     def __init__(self) -> None:
         self.kept = False
+
+
+def _session(connector: aiohttp.TCPConnector, *tracing: aiohttp.TraceConfig) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        trace_configs=list(tracing),
+        connector=connector,
+        response_class=_Response,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        auto_decompress=False,
+        trust_env=False,
+        read_bufsize=_READ_BUFFER_BYTES,
+        skip_auto_headers=("accept-encoding", "user-agent"),
+    )
+
+
+async def _post(
+    session: aiohttp.ClientSession, url: URL, call: Call, headers: Mapping[str, str], *, connect_s: float, way: _Way | None
+) -> aiohttp.ClientResponse:
+    return await session.post(
+        url,
+        data=call.body if len(call.body) < _LARGE_BODY_BYTES else io.BytesIO(call.body),
+        headers=headers,
+        allow_redirects=False,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+        trace_request_ctx=way,
+    )
 
 
 async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:

@@ -58,6 +58,7 @@ def stage_limits(timeouts: TimeoutSettings) -> StageLimits:
         headers_s=timeouts.headers_s,
         first_token_s=timeouts.first_token_s,
         between_tokens_s=timeouts.between_tokens_s,
+        client_s=timeouts.client_s,
         total_s=timeouts.total_s,
     )
 

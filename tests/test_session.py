@@ -42,7 +42,7 @@ FORMATS = load()
 PROMPTER = Prompter(replace(model_files("echo"), context_tokens=4096), tools="constrained", syntax=SYNTAX, clock=fixed_clock)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}
-SHORT = StageLimits(connect_s=0.02, headers_s=0.02, first_token_s=0.02, between_tokens_s=0.02, total_s=0.08)
+SHORT = StageLimits(connect_s=0.02, headers_s=0.02, first_token_s=0.02, between_tokens_s=0.02, client_s=5, total_s=0.08)
 SLOW_S = 3.0  # no request may take longer: its limits are a fraction of it
 
 

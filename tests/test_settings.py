@@ -73,7 +73,7 @@ def test_defaults(folder: Path) -> None:
     assert (found.server.workers, found.server.max_body_bytes, found.server.drain_s) == (1, 33_554_432, 30)
     assert found.server.headers_grace_s == 5
     assert (found.server.drain_grace_s, found.server.route_headers) == (0, False)
-    assert tuple(found.timeouts.model_dump().values()) == (1, 600, 600, 30, 3600)
+    assert tuple(found.timeouts.model_dump().values()) == (1, 600, 600, 30, 60, 3600)
     assert tuple(found.limits.model_dump().values()) == (8, 16, 20, 256, 10_000, 256, 30, 0, 4096, 2, 10)
     (model,) = found.models
     assert (model.format, model.tools, model.unknown_tool, model.on_parse_failure) == ("auto", "native", "forward", "content")
@@ -102,7 +102,7 @@ def test_every_key_can_be_set(folder: Path) -> None:
             engines_file: engines.yaml
             engines:
               - {id: e, url: "https://e.test:8/pre/", kind: llamacpp, model: big, api_key_env: KEY, most_running: 9, weights: w}
-        timeouts: {connect_s: 1, headers_s: 2, first_token_s: 3, between_tokens_s: 4, total_s: 5}
+        timeouts: {connect_s: 1, headers_s: 2, first_token_s: 3, between_tokens_s: 4, client_s: 6, total_s: 5}
         limits: {n: 1, stop: 2, logprobs: 3, tools: 4, messages: 5, queue_requests: 6, queue_wait_s: 7, render_workers: 0,
           render_s: 8, down_wait_s: 9, inflight_requests: 10}
         failures: {attempts: 1, retries: 2, retry_share: 0.5, resume: "off", eject_failures: 3, eject_share: 0.3, eject_s: 4,

@@ -13,7 +13,8 @@ from gateway.timer import STALL_S, StageLimits, StageTimer, Watchdog
 
 
 def limits(**changed: float) -> StageLimits:
-    return StageLimits(**{"connect_s": 9, "headers_s": 9, "first_token_s": 9, "between_tokens_s": 9, "total_s": 9, **changed})
+    names = ("connect_s", "headers_s", "first_token_s", "between_tokens_s", "client_s", "total_s")
+    return StageLimits(**{**dict.fromkeys(names, 9.0), **changed})
 
 
 def timer(total_s: float = 9.0, **changed: float) -> StageTimer:
@@ -57,6 +58,19 @@ async def test_a_slow_client_is_not_the_engines_silence() -> None:
         running.pause()
         await asyncio.sleep(5)
     assert caught.value.reason == "client_stalled"
+
+
+async def test_a_client_that_takes_nothing_has_a_limit_of_its_own() -> None:
+    with pytest.raises(ClientStalled) as caught, timer(client_s=0.2, between_tokens_s=0.05) as running:
+        running.enter("between_tokens")
+        for _ in range(3):  # each time it takes something it begins anew
+            running.pause()
+            await asyncio.sleep(0.1)
+            running.touch()
+        running.pause()
+        await asyncio.sleep(5)
+    assert caught.value.reason == "client_stalled"
+    assert "0.2 s" in caught.value.message
 
 
 async def test_a_later_stage_may_be_shorter() -> None:

@@ -12,7 +12,7 @@ from support.scripted_engine import CLOSE, HANG, HEAD, KEEP, RESET, ScriptedEngi
 from yarl import URL
 
 from engines.base import Call
-from gateway.errors import EngineBroke, EngineError, EngineTimeout, EngineUnreachable
+from gateway.errors import EngineBroke, EngineError, EngineGone, EngineTimeout, EngineUnreachable
 from gateway.upstream import Exchange, Upstream, retry_after_s
 
 CALL = Call("/completion", b'{"prompt": [1]}', {"x-extra": "1"})
@@ -98,6 +98,88 @@ async def test_a_call_that_no_new_connection_answers_has_failed() -> None:
         with pytest.raises(EngineBroke):
             await opened(upstream, running.url)
     assert len(running.calls) == 3  # answered; on the kept connection; on a new one
+
+
+async def test_a_call_is_sent_once_more_however_many_connections_are_kept() -> None:
+    async with engine(KEPT) as (running, upstream):
+        for exchange in [await opened(upstream, running.url) for _ in range(5)]:
+            await whole(exchange)
+        running.script = lambda seen: [CLOSE]
+        with pytest.raises(EngineGone):
+            await opened(upstream, running.url)
+        assert len(running.calls) == 5 + 2
+        running.script = lambda seen: WHOLE
+        assert await whole(await opened(upstream, running.url)) == b"data: 1\n\n"
+
+
+async def test_an_engine_that_dies_of_a_call_on_a_kept_connection_is_gone_and_not_just_unreachable() -> None:
+    calls = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls
+        while await reader.readuntil(b"\r\n\r\n") and await reader.readexactly(len(CALL.body)):
+            calls += 1
+            if calls == 2:
+                server.close()
+                writer.transport.abort()
+                return
+            writer.write(KEEP_HEAD + chunked(b"data: 1\n\n") + b"0\r\n\r\n")
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with Upstream() as upstream:
+        await whole(await opened(upstream, url))
+        with pytest.raises(EngineGone):
+            await opened(upstream, url)
+        with pytest.raises(EngineUnreachable):
+            await opened(upstream, url)
+    assert calls == 2
+
+
+@pytest.mark.parametrize(("more", "kept"), [(b"", True), (b"\n", True), (b"data: odd\n\n", False), (b"data: [DONE]\n\n", False)])
+async def test_a_connection_on_which_the_engine_went_on_is_not_used_again(more: bytes, *, kept: bool) -> None:
+    connections = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            while await reader.readuntil(b"\r\n\r\n") and await reader.readexactly(len(CALL.body)):
+                writer.write(KEEP_HEAD + chunked(b"data: 1\n\n"))
+                await asyncio.sleep(0.03)
+                writer.write((chunked(more) if more else b"") + b"0\r\n\r\n")
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with Upstream() as upstream:
+        for _ in range(2):
+            exchange = await opened(upstream, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            assert await exchange.read() == b"data: 1\n\n"
+            exchange.release()
+            await asyncio.sleep(0.15)
+    server.close()
+    assert connections == (1 if kept else 2)
+
+
+async def test_a_connection_whose_answer_was_overrun_in_the_same_bytes_is_not_used_again() -> None:
+    async with engine(KEPT) as (running, upstream):
+        for _ in range(2):
+            exchange = await opened(upstream, running.url)
+            assert await exchange.read() == b"data: 1\n\n"
+            exchange.overrun = True
+            exchange.release()
+    assert running.connections == 2
+
+
+async def test_a_connection_is_given_back_by_its_reader_not_by_the_end_of_the_body() -> None:
+    async with engine(KEPT) as (running, upstream):
+        held = await opened(upstream, running.url)
+        await asyncio.sleep(0.05)  # all of it has come
+        await whole(await opened(upstream, running.url))
+        assert running.connections == 2
+        await whole(held)
+        for exchange in [await opened(upstream, running.url) for _ in range(2)]:
+            await whole(exchange)
+        assert running.connections == 2
 
 
 async def test_release_waits_for_the_end_of_the_body() -> None:

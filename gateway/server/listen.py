@@ -20,6 +20,7 @@ from gateway.server.protocol import BoundedHttp, Shared
 _log = structlog.get_logger("interlock.server")
 
 BACKLOG = 2048
+_UNSENT_BYTES = 16 * 1024
 _LOOK_S = 0.05
 _TELL_S = 1.2  # longer than a request waits for a client that takes nothing
 _CUT_S = 0.4  # the same, where the operator does not wait
@@ -42,6 +43,9 @@ def bind(host: str, port: int) -> socket.socket:
         raise PortTaken(host, port, error) from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections have this of the socket that accepts them. What a slow client has not taken waits where its engine waits
+        # for it, not by the megabyte in the kernel, and what it takes is seen as it does.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         bound.bind(address)
         bound.listen(BACKLOG)  # now, so that of two that start at once one learns that the port is taken
         bound.setblocking(False)
@@ -49,6 +53,13 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise PortTaken(host, port, error) from None
     return bound
+
+
+def give_up_on_deaf(bound: socket.socket, after_s: float) -> None:
+    """The kernel resets connections whose client has taken nothing for so long of what is there for it: whole answers too, which
+    nobody waits for any more."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(round(after_s * 1000), 2**31 - 1))
 
 
 def port_of(bound: socket.socket) -> int:

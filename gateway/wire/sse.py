@@ -50,6 +50,11 @@ class SseReader:
                 events.append(event)
         return events
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of a further event has come."""
+        return not self._buffer.strip()
+
     def _lf_only(self, data: bytes) -> bytes:
         """The bytes with each line end as LF; a CRLF that two feeds share is one line end."""
         if self._skip_lf and data:

@@ -174,6 +174,20 @@ class VllmSpeech:
         return {**self._stamp(), "choices": [choice]}
 
 
+def as_one(kind: Kind, said: Speech) -> dict[str, Any]:
+    """The answer as it is without a stream."""
+    pieces = list(said.pieces())
+    events = [json.loads(piece.data) for piece in pieces if piece.role == "token"]
+    ids = [token for piece in pieces for token in piece.ids]
+    if kind == "llamacpp":
+        (end,) = [json.loads(piece.data) for piece in pieces if piece.role == "end"]
+        return {**end, "content": "".join(event["content"] for event in events), "tokens": ids}
+    (usage,) = [json.loads(piece.data)["usage"] for piece in pieces if piece.role == "usage"]
+    choices = [event["choices"][0] for event in events]
+    text = "".join(choice["text"] for choice in choices)
+    return {**events[-1], "choices": [{**choices[-1], "text": text, "token_ids": ids}], "usage": usage}
+
+
 def odd_event(mode: str, said: Speech, sent: int, mb: float) -> bytes:
     """The data of the event that a fault puts into the stream."""
     plain = said.odd(b'"odd"', sent)

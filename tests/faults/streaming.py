@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from faults.chaos import BEFORE_FIRST, MID_STREAM, Fault
 from faults.framing import framed
-from faults.speech import Kind, Piece, Speech, doubled, fattened, odd_event
+from faults.speech import Kind, Piece, Speech, as_one, doubled, fattened, odd_event
 from faults.wire import LAST_CHUNK, Connection, chunk, head
 
 _AFTER = 3  # tokens
@@ -84,8 +84,7 @@ class Streaming:
             await self._connection.reply(200, _LOGIN, content_type="text/html")
             return False
         if mode == "json_not_stream":
-            events = [piece.data.decode() for piece in self._said.pieces() if piece.role in ("end", "token")]
-            await self._connection.reply(200, events[-1])
+            await self._connection.reply(200, as_one(self._seen.kind, self._said))
             return False
         if mode == "informational":
             await send(_EARLY)

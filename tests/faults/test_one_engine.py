@@ -6,25 +6,29 @@ Bounds in seconds are the rows' own, several times over: the machine that runs t
 import asyncio
 import contextlib
 import random
+import re
 import socket
 import statistics
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 from faults.chaos import FAULTS, STYLES
-from faults.client import MANNERS, Answer, ask, chat, connected
+from faults.client import MANNERS, Answer, ask, chat, connected, request
 from faults.engine import process
 from faults.leaks import CANARIES, NoLeaks
 from faults.place import QUICK, Place, placed
 from faults.proxy import Line
+from faults.saying import text_of, unbroken
 from faults.speech import PLACE, Kind
 from faults.streaming import Seen
 
 pytestmark = pytest.mark.faults
 
 SLACK = 5
+STALLED = 60
+PAIRS = 250  # of each kind and mode: a thousand of each row
 KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
 
 
@@ -105,10 +109,29 @@ async def test_e4_an_end_before_the_headers_is_a_typed_error(place: Place, mode:
 
 @pytest.mark.parametrize("mode", ["close_idle", "rst_idle"])
 async def test_e5_a_kept_connection_that_ends_costs_no_client_anything(place: Place, mode: str) -> None:
-    for number in range(100):
-        for text in (f"[[tokens=3]][[chaos:{mode}]] {number}", f"[[tokens=3]] {number}"):
-            assert place.whole(await place.ask(text))
-    assert place.engine.dropped > 50, "few connections were used again: nothing was tried"
+    await pairs(place, f"[[ascii]][[tokens=3]][[chaos:{mode}]]")
+    assert place.engine.dropped > PAIRS / 2, "few connections were used again: nothing was tried"
+    assert {record["attempts"] for record in place.leaks.records} == {1}
+    assert (await place.served.metrics()).get("interlock_retries_total[m]", 0) == 0
+
+
+async def pairs(place: Place, text: str) -> None:
+    """This request and a plain one, PAIRS times, 16 at once: each is answered as if it were alone."""
+    plain = re.sub(r"\[\[chaos:.*\]\]", "", text)
+    room = asyncio.Semaphore(16)
+    given: dict[str, str] = {}
+
+    async def pair(number: int) -> None:
+        async with room:
+            for each in (f"{text}{number}", f"{plain}{number}"):
+                answer = await place.ask(each)
+                assert answer.done, answer.error
+                assert answer.finishes == ["stop"]
+                given[each] = answer.text
+
+    await asyncio.gather(*map(pair, range(PAIRS)))
+    said = {text_of(seen.prompt): text_of(unbroken(seen.prompt)) for seen in place.engine.seen}
+    assert given == {re.findall(r"\[\[ascii.*(?= sk-canary)", prompt)[0]: text for prompt, text in said.items()}
 
 
 async def test_e6_no_first_token_is_an_error_before_the_client_has_a_byte(place: Place) -> None:
@@ -210,14 +233,12 @@ async def test_e12_a_stream_that_stays_open_does_not_hold_the_client(place: Plac
 
 @pytest.mark.parametrize("mode", ["data_after_done", "duplicate_done"])
 async def test_e13_nothing_after_the_end_reaches_a_client(place: Place, mode: str) -> None:
-    for number in range(60):
-        for text in (f"[[tokens=4]][[chaos:{mode}]] {number}", f"[[tokens=4]] {number}"):
-            answer = await place.ask(text)
-            assert place.whole(answer)
-            assert answer.finishes == ["stop"]
+    """An answer that goes on after its end, and on whichever connection there is the next one."""
+    await pairs(place, f"[[ascii]][[tokens=4]][[chaos:{mode}]]")
+    if place.kind == "vllm":
+        assert place.engine.accepted >= PAIRS, "connections with data after the end were used again"
 
 
-@fails("E13: the connection is used again: the HTTP library gives it back at the body's end", "vllm")
 @pytest.mark.parametrize("mode", ["data_after_done", "duplicate_done"])
 async def test_e13_a_connection_with_data_after_the_end_is_not_used_again(place: Place, mode: str) -> None:
     await place.ask(f"[[chaos:{mode}]]")
@@ -334,9 +355,16 @@ async def test_e20_what_is_no_event_stream_is_a_clear_error(place: Place, mode: 
     assert "event stream" in answer.error["message"]
 
 
-@fails("E20: JSON instead of a stream is an error", *KINDS)
 async def test_e20_json_for_a_stream_is_one_delta(place: Place) -> None:
-    assert (await place.ask("[[chaos:json_not_stream]]")).done
+    for stream in (True, False):
+        answer = await place.ask("[[chaos:json_not_stream]]", stream=stream)
+        assert place.whole(answer)
+        if stream:
+            assert answer.finishes == ["stop"]
+            events = [event for event in answer.events if isinstance(event, dict) and event["choices"]]
+            assert sum(1 for event in events if event["choices"][0]["delta"].get("content")) == 1
+    limited = await place.ask("[[ascii]][[tokens=50]][[chaos:json_not_stream]]", max_tokens=6)
+    assert limited.finishes == ["length"]
 
 
 @pytest.mark.parametrize("mode", ["http_garbage", "bad_chunk_size", "content_length_short", "header_bomb"])
@@ -458,7 +486,7 @@ async def test_crash_in_mid_stream_and_back(place: Place) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 async def test_c1_the_engine_sees_a_client_leave_in_mid_stream(place: Place, reset: bool) -> None:
     waits = []
-    for number in range(25):
+    for number in range(50):
         answer = Answer()
         async with connected(place.served.url) as client:
             await client.send(place.request(f"[[ascii]][[tokens=2000]][[chaos:slow s=0.01]] {number}"))
@@ -466,9 +494,15 @@ async def test_c1_the_engine_sees_a_client_leave_in_mid_stream(place: Place, res
             left_s = client.leave(reset=reset)
         waits.append(await place.closed() - left_s)
         assert place.last.how == "closed"
+    print(f"C1: p50 {1e3 * statistics.median(waits):.1f} ms, p99 {1e3 * percentile(waits, 99):.1f} ms")
     assert statistics.median(waits) <= SLACK * 0.02
-    assert max(waits) <= SLACK * 0.1
-    await outcomes(place, 25, "client_gone")
+    assert percentile(waits, 99) <= SLACK * 0.1
+    await outcomes(place, 50, "client_gone")
+
+
+def percentile(values: Sequence[float], of: int) -> float:
+    """No less than so many of 100."""
+    return sorted(values)[-(-len(values) * of // 100) - 1]
 
 
 async def outcomes(place: Place, count: int, name: str, *, after: int = 0) -> None:
@@ -482,15 +516,18 @@ async def outcomes(place: Place, count: int, name: str, *, after: int = 0) -> No
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("fault", ["hang_before_headers", "hang_before_first", "slow s=0.05"])
 async def test_c2_the_engine_sees_a_client_leave_before_the_first_token(place: Place, fault: str, stream: bool) -> None:
-    for number in range(8):
+    waits = []
+    for number in range(20):
         async with connected(place.served.url) as client:
             await client.send(place.request(f"[[tokens=900]][[chaos:{fault}]] {number}", stream=stream))
             async with asyncio.timeout(5):
                 while len(place.engine.seen) <= number:
                     await asyncio.sleep(0.002)
             left_s = client.leave(reset=number % 2 == 0)
-        assert await place.closed() - left_s <= SLACK * 0.25
-    await outcomes(place, 8, "client_gone")
+        waits.append(await place.closed() - left_s)
+    print(f"C2: p99 {1e3 * percentile(waits, 99):.1f} ms")
+    assert percentile(waits, 99) <= SLACK * 0.25
+    await outcomes(place, 20, "client_gone")
 
 
 async def test_c2_a_client_that_leaves_the_queue_costs_no_engine_anything(place: Place) -> None:
@@ -531,16 +568,78 @@ async def test_c4_a_client_that_does_not_read_stops_its_engine_and_nobody_else(n
         assert len(answer.text) > 7000 * 4096
 
 
-async def test_c4_a_client_that_never_reads_holds_its_engine_no_longer_than_a_request_may_take(no_leaks: NoLeaks) -> None:
+@pytest.mark.parametrize("limit", ["client_s", "total_s"])
+async def test_c4_a_client_that_takes_nothing_is_cut_and_so_is_its_engine(no_leaks: NoLeaks, limit: str) -> None:
     async with (
-        placed(no_leaks, "llamacpp", timeouts={"total_s": 2}) as place,
+        placed(no_leaks, "llamacpp", timeouts={limit: 1.5}) as place,
         connected(place.served.url, receive_bytes=4096) as client,
     ):
         await client.send(place.request("[[ascii]][[tokens=60000]][[chaos:fat kb=4]]", max_tokens=7000))
         slow = await stalled(place)
-        assert await place.closed(slow) - slow.began_s < 2 + SLACK * 0.2
+        assert await place.closed(slow) - slow.began_s < 1.5 + SLACK * 0.2
+        assert slow.how == "closed"
         await outcomes(place, 1, "client_error")
         assert place.record["reason"] == "client_stalled"
+        assert place.whole(await place.ask("x"))
+
+
+async def test_c4_a_client_that_reads_slowly_is_not_cut(no_leaks: NoLeaks) -> None:
+    answer = Answer()
+    async with (
+        placed(no_leaks, "llamacpp", timeouts={"client_s": 1.5}) as place,
+        connected(place.served.url, receive_bytes=4096) as client,
+    ):
+        await client.send(place.request("[[ascii]][[tokens=400]][[chaos:fat kb=4]]"))
+        await client.read(answer, size=4096, rest_s=0.01)
+        answer.check()
+        assert answer.done
+    stall_s = place.record["client_stall_s"]
+    assert isinstance(stall_s, float)
+    assert stall_s > 1.5, "it did not read slowly"
+
+
+async def test_c4_the_end_of_an_answer_that_nobody_takes_holds_no_connection(no_leaks: NoLeaks) -> None:
+    async with (
+        placed(no_leaks, "llamacpp", timeouts={"client_s": 0.5}) as place,
+        connected(place.served.url, receive_bytes=4096) as client,
+    ):
+        await client.send(place.request("[[ascii]][[tokens=200]][[chaos:fat kb=4]]", stream=False))
+        await outcomes(place, 1, "ok")
+        with pytest.raises(ConnectionResetError):
+            async with asyncio.timeout(10):
+                await asyncio.sleep(1 + SLACK * 0.5)
+                while await client.reader.read(1 << 16):
+                    pass
+
+
+async def test_c4_what_is_kept_for_clients_that_do_not_read(no_leaks: NoLeaks) -> None:
+    async with (
+        process() as where,
+        no_leaks.serving(no_leaks.settings(where["url"], kind="llamacpp", timeouts={"client_s": 4})) as served,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        assert (await ask(served.url, chat("x"))).done
+        before_kib = memory_kib("VmRSS")
+        body = chat("[[ascii]][[tokens=60000]][[chaos:fat kb=4]]", max_tokens=7000)
+        for _ in range(STALLED):
+            client = await stack.enter_async_context(connected(served.url, receive_bytes=4096))
+            await client.send(request(body))
+        await asyncio.sleep(2)
+        each_kib = (memory_kib("VmRSS") - before_kib) / STALLED
+        loop = asyncio.get_running_loop()
+        waits_s = []
+        for _ in range(50):
+            began_s = loop.time()
+            assert (await ask(served.url, chat("[[tokens=3]]"))).done
+            waits_s.append(loop.time() - began_s)
+        print(f"C4: {each_kib:.0f} KiB a stalled stream; others' requests {1e3 * percentile(waits_s, 99):.0f} ms at p99")
+        assert each_kib <= SLACK * 256
+        assert percentile(waits_s, 99) <= SLACK * 0.2
+        no_leaks.sent(1 + STALLED + 50)
+        async with asyncio.timeout(10):
+            while len(no_leaks.records) < 1 + STALLED + 50:
+                await asyncio.sleep(0.05)
+    assert [record["reason"] for record in no_leaks.records].count("client_stalled") == STALLED
 
 
 async def stalled(place: Place) -> Seen:
