@@ -88,7 +88,7 @@ async def test_headers_that_went_early_tell_what_was_known_then() -> None:
 
 async def test_the_wait_in_the_queue_is_told() -> None:
     async with scripted(server=ON, engine={"most_running": 1}) as (engine, served):
-        slow = [HEAD, event(llama_token("a", 1)), 0.5, event(llama_end(1)), b"0\r\n\r\n", CLOSE]
+        slow: list[Step] = [HEAD, event(llama_token("a", 1)), 0.5, event(llama_end(1)), b"0\r\n\r\n", CLOSE]
         steps: Iterator[Sequence[Step]] = iter([slow, completion("Hi")])
         engine.script = lambda seen: next(steps)
         async with served.client.stream("POST", "/v1/chat/completions", json={**HELLO, "stream": True}) as first:
