@@ -91,6 +91,8 @@ def check_config(file: Annotated[Path, typer.Argument(help="The settings file (Y
         typer.echo(f"{model.name}: format {formats}, tools {_tools_said(settings.tools, model)}")
         if model.closed is not None:
             typer.echo(f"{model.name}: would not be served: {model.closed}", err=True)
+    for settings in configured.settings.models:
+        targets_of(settings, os.environ)  # its file of engines is read, too
     open_to = process.beyond_loopback(configured.settings.server)
     if open_to:
         typer.echo(f"{', '.join(open_to)}: {process.NO_KEYS}")

@@ -8,12 +8,13 @@ from pathlib import Path
 from yarl import URL
 
 from engines.local import LocalEngine
-from engines.registry import make
+from engines.registry import known, make
 from gateway.checks.asking import Target
 from gateway.checks.base import Report, Subject
 from gateway.checks.live import check_live
 from gateway.errors import EngineError
-from gateway.settings import ModelSettings
+from gateway.settings import EngineSettings, ModelSettings
+from gateway.settings_engines import load_engines
 
 _LOCAL = "llamacpp"
 
@@ -23,7 +24,10 @@ class NotLive(Exception):
 
 
 def targets_of(model: ModelSettings, environ: Mapping[str, str]) -> list[Target]:
-    """The engines that serve a model of the settings."""
+    """The engines that serve a model of the settings, those of its file too. Raises SettingsError."""
+    filed: tuple[EngineSettings, ...] = ()
+    if model.engines_file is not None:
+        filed = load_engines(model.engines_file, model, environ, {kind: make(kind).traits for kind in known()})
     return [
         Target(
             id=engine.id,
@@ -32,7 +36,7 @@ def targets_of(model: ModelSettings, environ: Mapping[str, str]) -> list[Target]
             model=engine.model,
             api_key=environ[engine.api_key_env] if engine.api_key_env else None,
         )
-        for engine in model.engines
+        for engine in (*model.engines, *filed)
     ]
 
 

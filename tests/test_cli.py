@@ -126,6 +126,17 @@ def test_every_problem_is_one_line_with_its_place(run: Run, config: Callable[[di
     )
 
 
+def test_a_file_of_engines_is_checked_too(run: Run, config: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
+    wanted = settings()
+    wanted["models"][0] |= {"engines_file": "engines.yaml"}
+    engines = tmp_path / "engines.yaml"
+    engines.write_text("- {id: b, url: 'http://127.0.0.1:9', kind: llamacpp}")
+    assert run("check-config", config(wanted))[0] == 0
+    engines.write_text("- {id: b, url: 'http://127.0.0.1:9'}")
+    code, _, err = run("check-config", config(wanted))
+    assert (code, err) == (2, f"interlock: {engines}:1:3: [0].kind: is missing\n")
+
+
 def test_models_that_cannot_be_served_are_all_told(run: Run, config: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
     text, thinking = tmp_path / "text.gguf", tiny_model("dropping")
     text.write_text("hello")
