@@ -298,3 +298,8 @@ def test_a_text_to_ids() -> None:
     assert call.path == "/tokenize"
     assert json.loads(call.body) == {"prompt": "<s>Hi", "add_special_tokens": False}
     assert adapter.token_ids(b'{"tokens":[1,2],"count":2,"max_model_len":4096}') == (1, 2)
+
+
+def test_a_rank_is_told_and_no_rank_is_not() -> None:
+    assert "routed_dp_rank" not in body(work())
+    assert body(work(rank=0)) == {**body(work()), "routed_dp_rank": 0}

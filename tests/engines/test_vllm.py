@@ -368,3 +368,9 @@ def test_an_answer_as_long_as_it_may_be_needs_no_reason() -> None:
     assert reader.chunk(SseEvent(json.dumps(token(6)).encode())) == Chunk(tokens=1, ids=(6,))
     assert reader.chunk(SseEvent(b"[DONE]")) == Chunk(finish="length")
     assert reader.done
+
+
+def test_a_rank_is_told_in_a_header_and_no_rank_is_not() -> None:
+    assert Vllm().call(work()).headers == {}
+    assert Vllm().call(work(rank=0)).headers == {"X-data-parallel-rank": "0"}
+    assert Vllm().call(work(rank=3)).body == Vllm().call(work()).body
