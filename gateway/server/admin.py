@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import structlog
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, Header, Query
 from yarl import URL
 
 from engines.base import EngineInfo
@@ -20,6 +20,8 @@ from gateway.routing.breaker import BreakerState
 from gateway.routing.view import EngineView
 
 _log = structlog.get_logger("interlock.admin")
+
+_Site = Annotated[str | None, Header(include_in_schema=False)]
 
 _TEXT_CHARS = 256  # of what an engine says of itself
 
@@ -121,12 +123,20 @@ def _add_fleet(api: FastAPI, registry: Registry) -> None:
         return Fleet(entries(registry.members.values()))
 
     @api.post("/fleet/{engine_id:path}/drain", summary="The engine gets no new requests; those that run on it go on")
-    async def begin(engine_id: str) -> EngineEntry:
+    async def begin(engine_id: str, sec_fetch_site: _Site = None) -> EngineEntry:
+        _of_no_other_site(sec_fetch_site)
         return drain(engine_id, True)
 
     @api.delete("/fleet/{engine_id:path}/drain", summary="The engine gets new requests again")
-    async def end(engine_id: str) -> EngineEntry:
+    async def end(engine_id: str, sec_fetch_site: _Site = None) -> EngineEntry:
+        _of_no_other_site(sec_fetch_site)
         return drain(engine_id, False)
+
+
+def _of_no_other_site(site: str | None) -> None:
+    """Browsers send what any page asks of them, also to ports that only this machine reaches; they say whose page it was."""
+    if site not in (None, "same-origin", "none"):
+        raise BadRequest("A page of another site may not do this.", param="sec-fetch-site")
 
 
 def _entry(registry: Registry, member: Member, view: EngineView, redact: Callable[[str], str]) -> EngineEntry:

@@ -123,6 +123,14 @@ async def test_an_unknown_engine_is_not_found(method: str) -> None:
             assert len(error["message"]) < 200
 
 
+@pytest.mark.parametrize(("site", "status"), [("cross-site", 400), ("same-site", 400), ("same-origin", 200), ("none", 200)])
+async def test_a_page_of_another_site_drains_nothing(site: str, status: int) -> None:
+    async with scripted() as (_, served):
+        response = await served.client.post(f"{served.admin_url}/fleet/e/drain", headers={"sec-fetch-site": site})
+        assert response.status_code == status
+        assert (await engines(served))["e"]["draining"] is (status == 200)
+
+
 async def test_only_the_admin_port_has_them() -> None:
     async with scripted() as (_, served):
         for method, path in (
