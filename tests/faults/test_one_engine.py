@@ -417,13 +417,13 @@ async def test_e25_what_the_client_did_wrong_is_passed_on(place: Place, mode: st
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_e28_without_an_engine_the_answer_is_quick_and_it_recovers(no_leaks: NoLeaks, kind: Kind) -> None:
-    async with placed(no_leaks, kind, limits={"queue_wait_s": 0.2}) as place:
+    async with placed(no_leaks, kind) as place:
         await place.engine.fall()
         refused(await place.ask("x"), 502, 503)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         answers = await asyncio.gather(*(place.ask("x") for _ in range(20)))
-        assert loop.time() - began_s < 0.2 + SLACK * 0.1
+        assert loop.time() - began_s < SLACK * 0.1
         for answer in answers:
             refused(answer, 503)
             assert "\r\nretry-after: " in answer.head.lower()
@@ -530,17 +530,19 @@ async def test_c2_the_engine_sees_a_client_leave_before_the_first_token(place: P
     await outcomes(place, 20, "client_gone")
 
 
-async def test_c2_a_client_that_leaves_the_queue_costs_no_engine_anything(place: Place) -> None:
-    await place.engine.fall()
-    refused(await place.ask("x"), 502, 503)
-    for number in range(8):
-        async with connected(place.served.url) as client:
-            await client.send(place.request("x", stream=number % 2 == 0))
-            await asyncio.sleep(0.02)
-    await outcomes(place, 8, "client_gone", after=1)
-    await place.engine.rise()
-    await place.ready()
-    assert place.engine.seen == []
+@pytest.mark.parametrize("kind", KINDS)
+async def test_c2_a_client_that_leaves_the_queue_costs_no_engine_anything(no_leaks: NoLeaks, kind: Kind) -> None:
+    async with placed(no_leaks, kind, limits={"down_wait_s": 30}) as place:
+        await place.engine.fall()
+        refused(await place.ask("x"), 502, 503)
+        for number in range(8):
+            async with connected(place.served.url) as client:
+                await client.send(place.request("x", stream=number % 2 == 0))
+                await asyncio.sleep(0.02)
+        await outcomes(place, 8, "client_gone", after=1)
+        await place.engine.rise()
+        await place.ready()
+        assert place.engine.seen == []
 
 
 async def test_c3_a_client_that_half_closes_counts_as_gone(place: Place) -> None:
