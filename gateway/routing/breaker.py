@@ -99,7 +99,7 @@ class Breaker:
 
     def back(self, now_s: float) -> None:
         """The engine was away and is there again: if it is open, its time is over."""
-        if self._until_s is not None and not self._trying:
+        if self._until_s is not None:
             self._until_s = min(self._until_s, now_s)
 
     def _too_many(self) -> bool:

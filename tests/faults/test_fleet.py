@@ -24,6 +24,7 @@ from support.process import serve_process
 pytestmark = pytest.mark.faults
 
 SLACK = 5
+AT_ONCE_S = 0.4  # no timer of ours has rung meanwhile
 KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
 per_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -159,14 +160,14 @@ async def test_e3_e6_silence_moves_the_request_and_closes_upstream_first(place: 
 @pytest.mark.parametrize("mode", ["close_before_headers", "rst_before_headers"])
 async def test_e4_an_end_before_the_headers_moves_the_request(place: Fleet, mode: str) -> None:
     for number in range(3):
-        await saved(place, f"[[chaos:{mode} only=a]] {number}", SLACK * 0.03)
+        await saved(place, f"[[chaos:{mode} only=a]] {number}", AT_ONCE_S)
         await place.ready()
     assert counted(place, "a") == [True] * 3
 
 
 @pytest.mark.parametrize("code", [500, 503])
 async def test_e14_an_error_event_before_the_first_token_moves_the_request(place: Fleet, code: int) -> None:
-    await saved(place, f"[[chaos:error_before_first code={code} only=a]]", SLACK * 0.03)
+    await saved(place, f"[[chaos:error_before_first code={code} only=a]]", AT_ONCE_S)
     assert counted(place, "a") == [True]
 
 
@@ -195,16 +196,18 @@ async def test_e15_e20_e21_e22_nonsense_before_the_first_byte_moves_the_request(
 async def test_e23_a_busy_engine_rests_and_another_serves_now(place: Fleet, code: int, given: str) -> None:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    await saved(place, f"[[chaos:{code} {given} only=a times=1]]", SLACK * 0.03)
+    await saved(place, f"[[chaos:{code} {given} only=a times=1]]", AT_ONCE_S)
     standing = place.served.gateway.registry.standing("a")
+    asked = calls(place, "a")
     while standing.rests_s(place.served.gateway.registry.now_s()):
+        assert asked == 1, "it was asked while it rests"
         assert place.whole(await place.ask("[[tokens=2]]"))
-        assert calls(place, "a") == 1, "it was asked while it rests"
+        asked = calls(place, "a")
         await asyncio.sleep(0.05)
-    assert 0.9 <= loop.time() - began_s <= 2.0 + SLACK * 0.1
+    assert (0.9 if "date" in given else 1.9) <= loop.time() - began_s <= 2.0 + AT_ONCE_S + SLACK * 0.1
     assert place.whole(await place.ask("[[tokens=2]]"))
-    assert calls(place, "a") == 2
-    assert counted(place, "a") == [False], "a busy engine is no broken one"
+    assert calls(place, "a") >= 2
+    assert not any(counted(place, "a")), "a busy engine is no broken one"
 
 
 @pytest.mark.parametrize(("first_s", "second_s", "told_s"), [(9, 4, 4), (3, 9, 3)])
@@ -222,14 +225,14 @@ async def test_e23_where_all_are_busy_the_client_is_told_of_the_first(
 
 
 async def test_e23_one_that_rests_is_told_of_where_another_is_busy(place: Fleet) -> None:
-    await saved(place, "[[chaos:429 retry_after=3 only=a]]", SLACK * 0.03)
+    await saved(place, "[[chaos:429 retry_after=3 only=a]]", AT_ONCE_S)
     answer = await place.ask("[[chaos:429 retry_after=9 only=b]]")
     assert answer.status == 429
     assert int(answer.head.lower().partition("\r\nretry-after: ")[2].split()[0]) <= 3
 
 
 async def test_e24_an_engine_out_of_memory_moves_the_request(place: Fleet) -> None:
-    await saved(place, "[[chaos:oom_500 only=a]]", SLACK * 0.03)
+    await saved(place, "[[chaos:oom_500 only=a]]", AT_ONCE_S)
     assert counted(place, "a") == [True]
 
 
@@ -279,7 +282,7 @@ async def test_e26_an_engine_that_restarts_is_tried_once_and_gets_its_part_littl
         a, loop = place.engines["a"], asyncio.get_running_loop()
         samples: list[tuple[float, int, int]] = []
         sampling = asyncio.create_task(sampled(place, samples))
-        clients = asyncio.create_task(load(place, 16, for_seconds(10), "[[tokens=12]][[chaos:slow s=0.005]]"))
+        clients = asyncio.create_task(load(place, 16, for_seconds(10), "[[tokens=12]][[chaos:slow s=0.02]]"))
         await asyncio.sleep(0.5)
         await a.fall()
         await asyncio.sleep(0.5)
@@ -349,10 +352,13 @@ async def test_e27_half_a_fleet_that_fails_half_of_its_requests(no_leaks: NoLeak
 
 @per_kind
 async def test_e28_without_any_engine_the_answer_is_quick_and_it_recovers(no_leaks: NoLeaks, kind: Kind) -> None:
-    async with fleet(no_leaks, kind, limits={"queue_wait_s": 0.05}) as place:
+    async with fleet(no_leaks, kind) as place:
         for engine in place.engines.values():
             await engine.fall()
-        await load(place, 8, so_many(8))  # some of them find out
+        await load(place, 8, so_many(8))  # some of them find out, and the probes after them
+        async with asyncio.timeout(SLACK):
+            while not place.served.gateway.registry.down("m"):
+                await asyncio.sleep(0.01)
         waits = []
         for number in range(50):
             answer, took_s = await timed(place.ask(f"x {number}"))
@@ -376,7 +382,7 @@ async def recovered(place: Fleet) -> Answer:
 async def test_e29_an_engine_that_is_well_and_fails_is_out(place: Fleet) -> None:
     place.engines["a"].ask("500")
     for number in range(5):
-        await saved(place, f"[[tokens=2]] {number}", SLACK * 0.03)
+        await saved(place, f"[[tokens=2]] {number}", AT_ONCE_S)
     assert state(place, "a") == "open"
     for number in range(20):  # it says all the while that it is well, and is asked more often than that
         assert place.whole(await place.ask(f"[[tokens=2]] {number}"))
