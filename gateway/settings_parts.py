@@ -17,7 +17,8 @@ class ServerSettings(Section):
     """Port of the API; 0 takes a free one, which is logged."""
 
     admin_host: str = Field("127.0.0.1", min_length=1)
-    """Address of `/metrics`, `/health` and `/ready`. Keep it on loopback or a private network."""
+    """Address of `/metrics`, `/health`, `/ready`, `/fleet` and `/explain` (docs/admin.md). It asks for no key, and takes engines
+    out: keep it on loopback or a private network."""
 
     admin_port: Port | None = None
     """Port of the admin address. Unset: 8081, or a free port, which is logged, where 8081 is taken."""
