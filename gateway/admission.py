@@ -10,13 +10,13 @@ attempts, so that no number of them at once is more than the engines may have. O
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.errors import Rejected, RejectReason, shown
 from gateway.events import AttemptFailed, AttemptStarted, Event, Finished
-from gateway.fleet.registry import Registry
+from gateway.fleet.registry import Member, Registry
 from gateway.routing.policy import open_to
 from gateway.routing.queue import FairQueue, Pace, Place
 from gateway.routing.view import FleetView
@@ -84,7 +84,8 @@ class Admission:
 
     def check(self, place: Place) -> None:
         """Raises Rejected where `admit` would at once: asked before a request costs anything."""
-        self._check(place)
+        if len(self._queue) >= self._rules.requests or not any(self._awake(place.model)):
+            self._check(place)
 
     @asynccontextmanager
     async def admit(self, entrant: Entrant, on_wait: Callable[[float], None]) -> AsyncIterator[None]:
@@ -116,6 +117,8 @@ class Admission:
     def _check(self, place: Place, attempts: int = 1) -> bool:
         """Whether it may pass now; False where it must wait. Raises Rejected."""
         model = place.model
+        if not self._queue.count(model) and any(engine.most_running is None for engine in self._awake(model)):
+            return True
         view = self._registry.view(model)
         if not view.ready and self._registry.down(model) and not self._rules.down_wait_s:
             raise self._no_engine(model)
@@ -128,6 +131,13 @@ class Admission:
         if len(self._queue) >= self._rules.requests and self._queue.yields(place) is None:
             raise self._full(model)
         return False
+
+    def _awake(self, model: str) -> Iterator[Member]:
+        """The engines that a request may go to, whatever the others are. Quicker than a view of all of them."""
+        now_s = self._registry.now_s()
+        for member in self._registry.members.values():
+            if member.model == model and self._registry.standing(member.id).awake(now_s):
+                yield member
 
     def _fits(self, model: str, attempts: int, view: FleetView) -> bool:
         """Whether the engines that a new request may go to would take so many attempts more."""

@@ -60,6 +60,11 @@ class Standing:
         out = self.asked and self.problem not in (None, "tokenizer_unknown")
         return out or self.draining or self.leaving
 
+    def awake(self, now_s: float) -> bool:
+        """Whether it can be given a request, wants one, and its breaker admits one."""
+        away = self.draining or self.leaving or self.rests_s(now_s) > 0
+        return self.ready and not away and self.breaker.admits(now_s)
+
     def lost(self) -> None:
         """Traffic found it gone: it is out until a probe has asked it."""
         self.losses += 1
