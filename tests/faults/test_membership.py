@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Iterable
@@ -139,6 +140,39 @@ async def test_an_engine_that_moved_ends_what_runs_where_it_was(no_leaks: NoLeak
         assert old.running, "it was over too soon to tell"
         await stream
         assert [each.how for each in old.seen][:1] == ["whole"]
+        await place.fleet("a")
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_whatever_engines_come_go_and_move_every_answer_is_whole(no_leaks: NoLeaks, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FaultEngine(name, token_s=0.005).working()) for name in "abcd"]
+        place = await stack.enter_async_context(following(no_leaks, tmp_path, *engines[:2], of=engines[2:]))
+
+        async def churn() -> None:
+            while True:
+                named = chance.sample(engines, chance.randrange(1, 4))
+                ids = chance.sample("abcd", len(named)) if chance.random() < 0.5 else [each.name for each in named]
+                lines = [{"id": at, "url": each.url, "kind": "llamacpp"} for at, each in zip(ids, named, strict=True)]
+                place.file.with_suffix(".new").write_text(json.dumps(lines))
+                os.replace(place.file.with_suffix(".new"), place.file)
+                await asyncio.sleep(chance.uniform(0.05, 0.4))
+
+        async def client() -> None:
+            for _ in range(15):
+                await place.ask(f"[[tokens={chance.randrange(2, 40)}]]")
+
+        churning = asyncio.create_task(churn())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(8):
+                    group.create_task(client())
+        finally:
+            churning.cancel()
+        assert {seen.how for each in engines for seen in each.seen} == {"whole"}
+        assert len([each for each in engines if each.seen]) > 2
+        names_engines(place.file, engines[:1])
         await place.fleet("a")
 
 
