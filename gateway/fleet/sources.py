@@ -4,12 +4,15 @@ Invariant: of a settings file that is read again only the models' engines are ta
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
 
+from gateway.errors import SettingsError
 from gateway.fleet.discovery import Membership
 from gateway.fleet.reload import Engines, EnginesFiles, Followed, Troubles, needs_restart
 from gateway.settings import ModelSettings, Settings
@@ -23,6 +26,9 @@ class SettingsFile:
 
     path: Path
     read: Callable[[], Settings]
+
+
+_Said = tuple[Settings, Mapping[str, Engines]]
 
 
 class Sources:
@@ -44,9 +50,10 @@ class Sources:
         self._read_engines = read_engines
         self._models = {model.name: model for model in settings.models}
         self._files = EnginesFiles(self._read, self._file_engines, troubles, poll_s)
-        self._file: Followed[Settings] | None = None
+        self._file: Followed[_Said] | None = None
         if file is not None:
-            self._file = Followed(file.path, "settings", troubles, read=file.read, take=self._reloaded, poll_s=poll_s)
+            read = partial(self._read_all, file.read)
+            self._file = Followed(file.path, "settings", troubles, read=read, take=self._reloaded, poll_s=poll_s)
         self._take()
 
     @property
@@ -61,7 +68,21 @@ class Sources:
             if self._file is not None:
                 group.create_task(self._file.run())
 
-    def _reloaded(self, settings: Settings) -> None:
+    def _read_all(self, read: Callable[[], Settings]) -> _Said:
+        """The settings, with the files of engines that are new in them: an engine that moves from one to the other stays."""
+        settings = read()
+        filed: dict[str, Engines] = {}
+        for model in settings.models:
+            known = self._models.get(model.name)
+            if known is not None and model.engines_file is not None and model.engines_file != known.engines_file:
+                with contextlib.suppress(SettingsError):  # told by who follows it
+                    filed[model.name] = self._read(model.name, model.engines_file)
+        return settings, filed
+
+    def _reloaded(self, said: _Said) -> None:
+        settings, filed = said
+        for model, engines in filed.items():
+            self._membership.file_engines(model, engines)
         if keys := list(needs_restart(self._settings, settings)):
             _log.warning("settings that need a restart are not taken", keys=keys)
         self._models |= {model.name: model for model in settings.models if model.name in self._models}
