@@ -8,6 +8,7 @@ vLLM's own route for ids, `/inference/v1/generate`, is left alone: a server must
 says nothing that this one does not.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from engines.base import Call, EngineInfo, EngineLoad, Traits, Work
 from engines.completions import CompletionsReader, model_info
 from engines.events import token_ids
-from engines.exposition import LoadScrape, Scrape, added, number, of_rank
+from engines.exposition import LoadScrape, Sample, Scrape, added, number, of_rank
 from engines.gbnf import GrammarCache
 from engines.refusal import refusal
 from gateway.errors import BadRequest, GatewayError
@@ -81,11 +82,16 @@ class Vllm:
         return model_info(models, version)
 
     def identity(self, bodies: Sequence[bytes], info: EngineInfo, rank: int | None) -> EngineInfo:
-        """The blocks of its cache are labels of a metric."""
-        caches = [each.labels for body in bodies for each in of_rank(_CACHE.samples(body), _RANK, rank)]
-        sizes = {number(labels.get("block_size", "")) for labels in caches}
-        tokens = [number(each.get("block_size", "")) * number(each.get("num_gpu_blocks", "")) for each in caches]
-        return replace(info, block_tokens=added(sizes) if len(sizes) == 1 else None, kv_tokens=added(tokens))
+        """Labels of a metric describe its cache, the same for each rank: the tokens of one, and the blocks of all."""
+        ranks = _CACHE.samples(b"".join(bodies[:1]))
+        told = of_rank(ranks, _RANK, rank)
+        if not told:
+            return replace(info, block_tokens=None, kv_tokens=None)
+        block = _figure(told[0], "block_size")
+        tokens = _figure(told[0], "kv_cache_size_tokens")
+        if math.isnan(tokens):  # older versions lack it
+            tokens = block * _figure(told[0], "num_gpu_blocks") // len(ranks)
+        return replace(info, block_tokens=added([block]), kv_tokens=added([tokens * len(told)]))
 
     def load(self, body: bytes, rank: int | None) -> EngineLoad:
         """From `/metrics`, which names data-parallel ranks `engine`."""
@@ -102,6 +108,10 @@ class Vllm:
 
 
 ENGINE = Vllm
+
+
+def _figure(sample: Sample, label: str) -> float:
+    return number(sample.labels.get(label, ""))
 
 
 def _sampling(sampling: Sampling, choice: int, max_tokens: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engines.base import Chunk, EngineInfo, TokenLogprob, Work
+from engines.base import Chunk, EngineInfo, EngineLoad, TokenLogprob, Work
 from engines.sglang import Sglang, SglangReader
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused, GatewayError
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Sampling, ToolSpec, Usage
@@ -303,3 +303,31 @@ def test_a_text_to_ids() -> None:
 def test_a_rank_is_told_and_no_rank_is_not() -> None:
     assert "routed_dp_rank" not in body(work())
     assert body(work(rank=0)) == {**body(work()), "routed_dp_rank": 0}
+
+
+def test_a_cache_is_that_of_all_ranks_or_of_one() -> None:
+    said = {"version": "0.5.23", "page_size": 64, "max_total_num_tokens": 640, "dp_size": 2, "internal_states": [{}, {}]}
+    bodies = [json.dumps(said).encode()]
+    assert Sglang().identity(bodies, EngineInfo(model="m"), None) == EngineInfo("0.5.23", "m", None, 64, 1280)
+    assert Sglang().identity(bodies, EngineInfo(model="m"), 1) == EngineInfo("0.5.23", "m", None, 64, 640)
+    known = EngineInfo("0.5.23", "m", 9, 64, 640)
+    assert Sglang().identity([b"<html>"], known, None) == EngineInfo(None, "m", 9), "it may be another by now"
+
+
+def test_loads_of_ranks_are_told_in_two_ways_alike() -> None:
+    ranks: list[dict[str, float]] = [
+        {"num_running_reqs": 3, "num_waiting_reqs": 2, "token_usage": 0.5},
+        {"num_running_reqs": 1, "num_waiting_reqs": 0, "token_usage": 0.25},
+    ]
+    loads = json.dumps({"loads": [{"dp_rank": at, **each} for at, each in enumerate(ranks)]}).encode()
+    names = {"num_running_reqs": (3, 1), "num_queue_reqs": (2, 0), "token_usage": (0.5, 0.25)}
+    scrape = "".join(
+        f'sglang:{name}{{dp_rank="{rank}",tp_rank="{tp}"}} {value}\n'
+        for name, said in names.items()
+        for rank, value in enumerate(said)
+        for tp in (0, 1)
+    ).encode()
+    for body in (loads, scrape):
+        assert Sglang().load(body, None) == EngineLoad(4, 2, 0.5)
+        assert Sglang().load(body, 1) == EngineLoad(1, 0, 0.25)
+        assert Sglang().load(body, 2) == EngineLoad()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engines.base import Chunk, EngineInfo, Work
+from engines.base import Chunk, EngineInfo, EngineLoad, Work
 from engines.trtllm import TrtLlm
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused
 from gateway.request import CallAnswer, GenerateRequest, JsonAnswer, Sampling, ToolSpec, Usage
@@ -194,3 +194,21 @@ def test_it_does_not_tokenise() -> None:
     assert TrtLlm().tokenize("x", None) is None  # type: ignore[func-returns-value]  # that it gives none is the point
     with pytest.raises(EngineBroke):
         TrtLlm().token_ids(b"{}")
+
+
+def test_the_newest_step_is_the_load() -> None:
+    cache = {"usedNumBlocks": 25, "maxNumBlocks": 100, "tokensPerBlock": 32}
+    steps = [
+        {"numActiveRequests": 9, "numQueuedRequests": 9},
+        {"numActiveRequests": 3, "numQueuedRequests": 2, "kvCacheStats": cache, "iter": 7},
+    ]
+    adapter = TrtLlm()
+    assert adapter.load(json.dumps(steps).encode(), None) == EngineLoad(3, 2, 0.25)
+    assert adapter.load(json.dumps(steps[:1]).encode(), None) == EngineLoad(9, 9, None)
+    assert adapter.load(b"[]", None) == EngineLoad(), "nothing was done since it was last read"
+
+
+def test_a_cache_is_its_blocks() -> None:
+    body = b'trtllm_kv_cache_tokens_per_block{a="b"} 32.0\ntrtllm_kv_cache_max_blocks{a="b"} 100.0\n'
+    assert TrtLlm().identity([body], EngineInfo(model="m"), None) == EngineInfo(model="m", block_tokens=32, kv_tokens=3200)
+    assert TrtLlm().identity([body[:45]], EngineInfo(model="m"), None).kv_tokens is None

@@ -1,12 +1,13 @@
 """The vLLM adapter: each trap of its protocol from a recorded stream. `tests/vllm` asks the real engine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engines.base import Chunk, EngineInfo, TokenLogprob, Work
+from engines.base import Chunk, EngineInfo, EngineLoad, TokenLogprob, Work
 from engines.completions import CompletionsReader
 from engines.vllm import Vllm
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, EngineRefused
@@ -374,3 +375,39 @@ def test_a_rank_is_told_in_a_header_and_no_rank_is_not() -> None:
     assert Vllm().call(work()).headers == {}
     assert Vllm().call(work(rank=0)).headers == {"X-data-parallel-rank": "0"}
     assert Vllm().call(work(rank=3)).body == Vllm().call(work()).body
+
+
+def cache_info(engine: int, **labels: object) -> str:
+    said = {"block_size": 32, "num_gpu_blocks": 3000, "num_gpu_blocks_override": None, "engine": engine, **labels}
+    labels_text = ",".join([f'{name}="{value}"' for name, value in said.items()])
+    return f"vllm:cache_config_info{{{labels_text}}} 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("labels", "whole", "rank"),
+    [
+        ({"kv_cache_size_tokens": 46_592}, 93_184, 46_592),
+        ({"kv_cache_size_tokens": None}, 96_000, 48_000),
+        ({}, 96_000, 48_000),
+        ({"num_gpu_blocks": None}, None, None),
+        ({"num_gpu_blocks": -1}, None, None),
+    ],
+)
+def test_a_cache_is_that_of_all_ranks_or_of_one(labels: dict[str, object], whole: int | None, rank: int | None) -> None:
+    """vLLM's blocks are those of all its ranks, in the series of each."""
+    body = (cache_info(0, **labels) + cache_info(1, **labels)).encode()
+    bare = EngineInfo("0.32.0", "m", 8192)
+    assert Vllm().identity([body], bare, None) == replace(bare, block_tokens=32, kv_tokens=whole)
+    assert Vllm().identity([body], bare, 1) == replace(bare, block_tokens=32, kv_tokens=rank)
+    assert Vllm().identity([body], bare, 2) == bare
+
+
+def test_load_is_that_of_all_ranks_or_of_one() -> None:
+    named = (("num_requests_running", "8 0"), ("num_requests_waiting", "4 0"), ("kv_cache_usage_perc", "0.5 0.125"))
+    body = "".join(
+        f'vllm:{name}{{engine="{rank}",model_name="m"}} {value}\n'
+        for name, said in named
+        for rank, value in enumerate(said.split())
+    ).encode()
+    assert Vllm().load(body, None) == EngineLoad(8, 4, 0.5)
+    assert Vllm().load(body, 1) == EngineLoad(0, 0, 0.125)
