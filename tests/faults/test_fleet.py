@@ -392,6 +392,32 @@ async def test_e29_an_engine_that_is_well_and_fails_is_out(place: Fleet) -> None
     assert calls(place, "a") == 5
 
 
+@per_kind
+async def test_e26_one_request_tries_an_ejected_engine_and_one_that_leaves_makes_room(no_leaks: NoLeaks, kind: Kind) -> None:
+    async with fleet(no_leaks, kind, timeouts={"headers_s": 20}, failures={"eject_s": 0.5}) as place:
+        place.engines["a"].ask("500", times=5)
+        for number in range(5):
+            await saved(place, f"[[tokens=2]] {number}", AT_ONCE_S)
+        assert state(place, "a") == "open"
+        await asyncio.sleep(0.6)
+        async with connected(place.served.url) as client:
+            await client.send(place.request("[[chaos:hang_before_headers only=a]]"))
+            async with asyncio.timeout(5):
+                while calls(place, "a") < 6:
+                    await asyncio.sleep(0.002)
+            trial = place.engines["a"].seen[-1]
+            for number in range(5):
+                assert place.whole(await place.ask(f"[[tokens=2]] {number}"))
+            assert (calls(place, "a"), state(place, "a")) == (6, "half_open")
+            client.leave(reset=True)
+        await place.closed(trial)
+        async with asyncio.timeout(5):
+            while state(place, "a") == "half_open":
+                assert place.whole(await place.ask("[[tokens=2]]"))
+        assert state(place, "a") == "closed"
+        assert calls(place, "a") == 7
+
+
 async def test_e29_probes_that_hang_eject_no_engine_that_serves(place: Fleet) -> None:
     registry = place.served.gateway.registry
     for engine in place.engines.values():
