@@ -71,6 +71,8 @@ async def test_an_overloaded_gateway_refuses_before_it_reads() -> None:
         assert refused.json()["error"]["code"] == "overloaded"
         assert refused.headers["retry-after"] == "1"
         assert refused.headers.get_list("connection") == ["close"]
+        large = await served.client.post("/v1/chat/completions", content=b"x" * 8_000_000)
+        assert (large.status_code, large.headers["retry-after"]) == (503, "1")  # it is not lost with a connection that is reset
         assert (await served.client.get("/health")).status_code == 200
         assert engine.calls == []
         metrics: dict[str, Any] = await served.metrics()

@@ -38,7 +38,7 @@ from gateway.model import Model
 from gateway.rendering import prompt_for
 from gateway.request import GenerateRequest, Prompt
 from gateway.routing.queue import Place
-from gateway.server.stream import Client, ClientLeft, Header, read_body
+from gateway.server.stream import Client, ClientLeft, Header, pass_over_body, read_body
 from gateway.session import serve
 from gateway.wire.jsonio import Decoder, JsonError
 
@@ -175,6 +175,8 @@ class _Exchange:
         if self._client.gone:
             self._status = 499
             return
+        if error.reason == "overloaded":
+            await pass_over_body(self._scope, self._receive, self._app.options.max_body_bytes, TELL_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TELL_S):
                 await self._tell(error)

@@ -5,6 +5,7 @@ that leaves cancels the task that serves it, streamed or not. A connection that 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -41,6 +42,20 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, watchdog: Wa
         raise _too_large(max_bytes)
     with Alarm(watchdog, asyncio.get_running_loop().time() + BODY_S, _too_slow):
         return await _collect(receive, max_bytes)
+
+
+async def pass_over_body(scope: Scope, receive: Receive, max_bytes: int, limit_s: float) -> None:
+    """Throws a body away, for so long: a connection that is closed with bytes unread is reset, and the answer is lost with it. A
+    body that is too large, or that its client keeps until it is asked for, is left."""
+    headers = dict(scope["headers"])
+    declared = headers.get(b"content-length", b"0")
+    if b"expect" in headers or (declared.isdigit() and int(declared[:20]) > max_bytes):
+        return
+    left = max_bytes
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while left > 0 and (message := await receive()).get("more_body", False):
+                left -= len(message.get("body", b""))
 
 
 async def _collect(receive: Receive, max_bytes: int) -> bytes:
