@@ -14,7 +14,7 @@ from itertools import islice
 from engines.base import MAX_COUNT, MAX_LOAD_BYTES, EngineLoad
 
 _MAX_SAMPLES = 512
-_LINE = rb"^(%s)([{ \t][^\n]{0,2048})$"
+_LINE = rb"^(%s)([{ \t][^\n]{0,2048})([^\n]?)"
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
 
 
@@ -40,7 +40,7 @@ class Scrape:
         lines = list(islice(self._line.finditer(body), _MAX_SAMPLES + 1))
         if len(lines) > _MAX_SAMPLES:
             return ()
-        return tuple([_sample(line[1].decode(), line[2].decode(errors="replace")) for line in lines])
+        return tuple([_sample(line[1].decode(), "" if line[3] else line[2].decode(errors="replace")) for line in lines])
 
 
 class LoadScrape:
@@ -113,6 +113,6 @@ def number(text: str) -> float:
 
 
 def _sample(name: str, rest: str) -> Sample:
-    """From the labels on, which may be none. A time may follow the value."""
+    """From the labels on, which may be none. A time may follow the value. Of a line that is too long nothing is left."""
     labels, _, figures = rest.rpartition("}")
     return Sample(name, dict(_LABEL.findall(labels)), number(next(iter(figures.split()), "")))

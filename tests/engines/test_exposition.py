@@ -85,6 +85,12 @@ def test_nothing_is_not_zero() -> None:
     assert fullest([0.0]) == 0.0
 
 
+def test_a_line_that_is_too_long_is_not_left_out_of_a_sum() -> None:
+    long = 'e:running{engine="1",a="' + "x" * 3000 + '"} 4'
+    assert PLAIN.load(scraped('e:running{engine="0"} 1', long, "e:waiting 3"), None) == EngineLoad(None, 3, None)
+    assert PLAIN.load(scraped('e:running{engine="0"} 1', "e:running " + "1" * 2048 + "0"), None) == NOTHING
+
+
 def test_numbers() -> None:
     assert [count(value) for value in (0.0, 3.0, -1.0, 0.5, 2.0**40, 2.0**41, float("nan"))] == [
         0,
