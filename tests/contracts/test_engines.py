@@ -617,6 +617,23 @@ async def test_the_real_llamacpp_says_that_it_works_and_that_it_does_not(local_e
         await until(lambda: load_of(served) == EngineLoad(0, 0, None), lambda: load_of(served), limit_s=30)
 
 
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+async def test_the_real_vllm_says_that_it_works_and_what_its_cache_holds(vllm: VllmUnderTest) -> None:
+    body = {"model": "m", "messages": HELLO, "stream": True, "max_tokens": 500, "ignore_eos": True}
+    settings = {"source": str(vllm.model), "engine": {"model": ALIAS}, "timeouts": {"between_tokens_s": 300, "connect_s": 30}}
+    async with before(Real(vllm.url, VLLM, settings)) as served:
+        registry = served.gateway.registry
+        await until(lambda: registry.info("e").kv_tokens is not None, lambda: registry.info("e"), limit_s=60)
+        assert registry.info("e").block_tokens == 32
+        async with served.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            await until(lambda: (load_of(served) or EngineLoad()).running == 1, lambda: load_of(served), limit_s=60)
+            assert ((load_of(served) or EngineLoad()).kv_usage or 0) > 0
+        await until(lambda: load_of(served) == EngineLoad(0, 0, 0.0), lambda: load_of(served), limit_s=60)
+
+
 def test_the_texts_of_these_tests_are_what_their_ids_say() -> None:
     tokenizer = small_tokenizer()
     special = {"<think>": THINK, "</think>": CLOSER, "<tool_call>": OPENS_CALL, "</tool_call>": ENDS_CALL}
