@@ -26,7 +26,7 @@ from gateway.fleet.loads import Loads
 from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
 from gateway.fleet.registry import Member, Registry
-from gateway.fleet.reload import Troubles
+from gateway.fleet.reload import Troubles, WatchedFile
 from gateway.fleet.sources import SettingsFile, Sources
 from gateway.formats.registry import load as load_formats
 from gateway.job import Services
@@ -85,9 +85,10 @@ def configure(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Confi
     that is wrong."""
     kinds = {kind: make(kind).traits for kind in known()}
     voices = _Voices()
+    watched = WatchedFile(Path(path))
     settings = load(path, environ, kinds=kinds, formats=voices.formats, inspect=voices.inspect)
     again = partial(load, path, environ, kinds=kinds, formats=voices.formats, inspect=lambda _: iter(()))
-    return Configured(settings, voices.models(settings), file=SettingsFile(Path(path), again))
+    return Configured(settings, voices.models(settings), file=SettingsFile(watched, again))
 
 
 def with_models(settings: Settings) -> Configured:

@@ -13,6 +13,7 @@ from gateway import voice
 from gateway.app import configure, with_models
 from gateway.errors import ModelFileError, SettingsError
 from gateway.prompt.source import read_model
+from gateway.settings import Settings, load
 from gateway.voice import tools_for
 from gateway.wiring import is_loopback, wire_with
 
@@ -183,3 +184,22 @@ models:
     assert (first.rules.on_parse_failure, second.rules.on_parse_failure) == ("error", "content")
     assert (first.aliases, second.aliases) == (("x",), ())
     assert third.rendered is None
+
+
+def test_a_settings_file_that_changes_while_the_models_are_read_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "interlock.yaml"
+    text = f"models: [{{name: m, source: {tiny_model()}, engines: [{{url: 'http://127.0.0.1:9', kind: llamacpp}}]}}]\n"
+    file.write_text(text)
+
+    def slow(*arguments: Any, **options: Any) -> Settings:
+        loaded = load(*arguments, **options)
+        file.write_text(text + "timeouts: {connect_s: 2}\n")
+        return loaded
+
+    monkeypatch.setattr("gateway.app.load", slow)
+    found = configure(file, {}).file
+    assert found is not None
+    assert [found.watched.look() for _ in range(3)] == [False, True, False]
+    assert found.read().timeouts.connect_s == 2

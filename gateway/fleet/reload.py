@@ -92,7 +92,7 @@ class Followed(Generic[T]):
 
     def __init__(
         self,
-        path: Path,
+        file: WatchedFile,
         origin: Origin,
         troubles: Troubles,
         *,
@@ -100,8 +100,8 @@ class Followed(Generic[T]):
         take: Callable[[T], None],
         poll_s: float,
     ) -> None:
-        self._file = WatchedFile(path)
-        self._name = str(path)
+        self._file = file
+        self._name = str(file.path)
         self._origin = origin
         self._troubles = troubles
         self._read = read
@@ -189,7 +189,12 @@ class EnginesFiles:
                 self._take(model, engines)
 
         file = Followed(
-            path, "engines_file", self._troubles, read=lambda: self._read(model, path), take=take, poll_s=self._poll_s
+            WatchedFile(path),
+            "engines_file",
+            self._troubles,
+            read=lambda: self._read(model, path),
+            take=take,
+            poll_s=self._poll_s,
         )
         file.ask()
         return file

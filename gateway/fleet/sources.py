@@ -14,7 +14,7 @@ import structlog
 
 from gateway.errors import SettingsError
 from gateway.fleet.discovery import Membership
-from gateway.fleet.reload import Engines, EnginesFiles, Followed, Troubles, needs_restart
+from gateway.fleet.reload import Engines, EnginesFiles, Followed, Troubles, WatchedFile, needs_restart
 from gateway.settings import ModelSettings, Settings
 
 _log = structlog.get_logger("interlock.fleet")
@@ -22,9 +22,10 @@ _log = structlog.get_logger("interlock.fleet")
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """Where the settings came from. `read` reads them again, without the models' files, and raises SettingsError."""
+    """Where the settings came from, watched since before they were read. `read` reads them again, without the models' files, and
+    raises SettingsError."""
 
-    path: Path
+    watched: WatchedFile
     read: Callable[[], Settings]
 
 
@@ -53,7 +54,7 @@ class Sources:
         self._file: Followed[_Said] | None = None
         if file is not None:
             read = partial(self._read_all, file.read)
-            self._file = Followed(file.path, "settings", troubles, read=read, take=self._reloaded, poll_s=poll_s)
+            self._file = Followed(file.watched, "settings", troubles, read=read, take=self._reloaded, poll_s=poll_s)
         self._take()
 
     @property

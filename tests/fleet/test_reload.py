@@ -110,7 +110,7 @@ async def followed(path: Path, troubles: Troubles, taken: list[str]) -> AsyncIte
             raise SettingsError((f"{path}: bad", f"{path}: worse"))
         return text
 
-    file = Followed(path, "engines_file", troubles, read=read, take=taken.append, poll_s=0.02)
+    file = Followed(WatchedFile(path), "engines_file", troubles, read=read, take=taken.append, poll_s=0.02)
     running = asyncio.create_task(file.run())
     try:
         yield file

@@ -14,7 +14,7 @@ from engines.registry import make
 from gateway.errors import SettingsError
 from gateway.fleet.discovery import Membership
 from gateway.fleet.registry import Member, Registry
-from gateway.fleet.reload import Engines, Troubles
+from gateway.fleet.reload import Engines, Troubles, WatchedFile
 from gateway.fleet.sources import SettingsFile, Sources
 from gateway.settings import EngineSettings, ModelSettings, Settings
 
@@ -56,7 +56,7 @@ class Place:
             return Member(id=entry.id, model=model, engine=adapter, root=URL(entry.url))
 
         self.membership = Membership(self.registry, wire, _Roll(), self.troubles, linger_s=30.0)
-        file = SettingsFile(folder / "interlock.yaml", self._read)
+        file = SettingsFile(WatchedFile(folder / "interlock.yaml"), self._read)
         self.sources = Sources(first, self.membership, self.troubles, read_engines=self._read_engines, file=file, poll_s=POLL_S)
 
     def _read(self) -> Settings:
