@@ -181,7 +181,7 @@ async def test_it_greets_serves_and_ends(fake: pytest.MonkeyPatch) -> None:
         ("nothing", "the engine gave no answer to the greeting"),
         ("refused", "the greeting failed: "),
         ("reset", "the greeting failed: The engine closed the connection before its answer was complete."),
-        ("broken", "the greeting failed: The engine closed the connection before its answer was complete."),
+        ("broken", "the greeting failed: The engine's answer ended in the middle."),
     ],
 )
 async def test_a_greeting_that_fails_ends_it_with_one_line(fake: pytest.MonkeyPatch, answer: str, message: str) -> None:
