@@ -31,7 +31,14 @@ class LlamaCpp:
     """The adapter. It keeps the grammars of the last tool sets."""
 
     kind = "llamacpp"
-    traits = Traits(takes_ids=True, streams_ids=False, choices=False, constraints=frozenset({"json", "calls"}))
+    traits = Traits(
+        takes_ids=True,
+        streams_ids=False,
+        choices=False,
+        constraints=frozenset({"json", "calls"}),
+        # Its samplers are shown the prompt's last tokens before they are asked for one.
+        same_penalties=frozenset({"presence_penalty", "frequency_penalty", "repetition_penalty"}),
+    )
     health_path = "/health"
     info_paths = ("/props",)
     identity_paths = ()

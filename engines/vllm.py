@@ -36,7 +36,14 @@ class Vllm:
     """The adapter. It keeps the grammars of the last tool sets, in GBNF: vLLM's xgrammar reads llama.cpp's language."""
 
     kind = "vllm"
-    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}), ranks=True)
+    traits = Traits(
+        takes_ids=True,
+        streams_ids=True,
+        choices=False,
+        constraints=frozenset({"json", "calls"}),
+        same_penalties=frozenset({"repetition_penalty"}),  # the two others count what was generated only
+        ranks=True,
+    )
     health_path = "/health"
     info_paths = ("/version", "/v1/models")
     identity_paths = ("/metrics",)

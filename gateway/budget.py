@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gateway.routing.retry import RetryRules
 
-WAIT_S = 10.0
+WAIT_S = 30.0  # a slow engine may have many to go on with
 
 
 class Permit:

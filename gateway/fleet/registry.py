@@ -199,10 +199,14 @@ class Registry:
             standing.set_load(self._clock(), load)
 
     def weights(self, engine_id: str) -> str:
-        """Engines with the same word answer alike: the operator's, else the kind and what the engine calls its model."""
+        """Engines with the same word answer alike: the operator's, else the kind and what the engine calls its model. One of
+        which neither says anything is like no other."""
         member = self._members[engine_id]
         ids = "ids" if member.engine.traits.streams_ids else "text"
-        return f"{ids}:{member.weights or f'{member.engine.kind}:{self._standings[engine_id].info.model}'}"
+        if member.weights is not None:
+            return f"{ids}:{member.weights}"
+        called = self._standings[engine_id].info.model or member.engine_model
+        return f"{ids}:{member.engine.kind}:{called}" if called is not None else f"{ids}:only:{engine_id}"
 
     def view(self, model: str) -> FleetView:
         """The engines of one model, as they are now."""

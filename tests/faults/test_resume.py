@@ -323,3 +323,18 @@ async def test_a_client_that_leaves_while_its_retry_waits_leaves_no_room_taken(n
         assert (await first).done
         answer = await place.ask("[[tokens=16]][[chaos:error_mid_stream after=6 only=a]] last", limit_s=5)
         assert place.whole(answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "penalty"),
+    [
+        ("vllm", "repetition_penalty"),
+        ("llamacpp", "repetition_penalty"),
+        ("llamacpp", "presence_penalty"),
+        ("llamacpp", "frequency_penalty"),
+    ],
+)
+async def test_a_penalty_that_counts_the_prompt_too_is_gone_on_with(no_leaks: NoLeaks, kind: Kind, penalty: str) -> None:
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        assert place.whole(await place.ask(CUT, **{penalty: 1.1}))
+        assert len(place.since_last()) == 2

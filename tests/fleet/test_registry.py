@@ -1,6 +1,7 @@
 """What is known of the engines, and who is told of changes."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.wiring import fleet
@@ -118,3 +119,17 @@ def test_one_that_leaves_gets_nothing_and_its_operator_s_wish_is_another() -> No
     assert registry.view("m").ready
     registry.remove("a")
     assert registry.view("m") == FleetView(())
+
+
+def test_engines_answer_alike_where_the_operator_or_they_themselves_say_so() -> None:
+    a, b, c = member("a"), member("b"), member("c")
+    registry = Registry([a, b, c])
+    assert registry.weights("a") != registry.weights("b"), "nothing is known of them"
+    for name, model in (("a", "Q4.gguf"), ("b", "Q8.gguf"), ("c", "Q4.gguf")):
+        registry.set_info(name, EngineInfo(model=model))
+    assert registry.weights("a") == registry.weights("c") != registry.weights("b")
+    registry.add(replace(b, weights="same"))
+    registry.add(replace(c, weights="same"))
+    assert registry.weights("a") != registry.weights("b") == registry.weights("c")
+    registry = Registry([replace(a, engine_model="lora"), replace(b, engine_model="lora"), replace(c, engine=make("vllm"))])
+    assert registry.weights("a") == registry.weights("b") != registry.weights("c")
