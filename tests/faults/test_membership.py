@@ -302,6 +302,19 @@ async def test_each_rank_is_an_engine_and_the_server_is_told_which(make: Any, ki
         }
 
 
+async def test_a_server_of_ranks_that_dies_costs_no_request_more_than_one_try(no_leaks: NoLeaks) -> None:
+    async with FaultEngine("a").working() as a, FaultEngine("b").working() as b:
+        engines = [{"id": "r", "url": a.url, "kind": "vllm", "ranks": 4}, {"id": "b", "url": b.url, "kind": "vllm"}]
+        settings = settings_for("", kind="vllm", engines=engines)
+        async with no_leaks.serving(settings, a, b) as served:
+            place = Place(served, Path(), no_leaks)
+            await place.fleet("r.0", "r.1", "r.2", "r.3", "b")
+            await a.fall()
+            await asyncio.gather(*(place.ask("[[tokens=4]]") for _ in range(3)))
+            assert all(record["attempts"] <= 2 for record in no_leaks.records)
+            assert len(b.seen) == 3
+
+
 async def test_a_rank_s_server_that_is_no_server_of_ranks_is_not_told_of_any() -> None:
     async with scripted() as (engine, served):
         assert (await served.chat()).status_code == 200

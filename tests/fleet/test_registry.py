@@ -9,6 +9,7 @@ from yarl import URL
 
 from engines.base import EngineInfo
 from engines.registry import make
+from gateway.errors import EngineUnreachable
 from gateway.events import AttemptFailed, AttemptStarted
 from gateway.fleet.registry import Member, Registry
 from gateway.routing.view import FleetView
@@ -133,3 +134,17 @@ def test_engines_answer_alike_where_the_operator_or_they_themselves_say_so() -> 
     assert registry.weights("a") != registry.weights("b") == registry.weights("c")
     registry = Registry([replace(a, engine_model="lora"), replace(b, engine_model="lora"), replace(c, engine=make("vllm"))])
     assert registry.weights("a") == registry.weights("b") != registry.weights("c")
+
+
+@pytest.mark.parametrize("way", ["told", "a visit"])
+def test_the_ranks_of_a_server_that_is_gone_are_gone_together(way: str) -> None:
+    ranks = [replace(member(f"r.{rank}"), rank=rank) for rank in range(3)]
+    registry = Registry([*ranks, member("same address"), replace(member("elsewhere", url="http://h:2"), rank=0)])
+    for engine_id in registry.members:
+        registry.set_ready(engine_id, True)
+    if way == "told":
+        registry.lost("r.1")
+    else:
+        registry.visit("r.1").failed(EngineUnreachable("gone"))
+    assert [each.id for each in registry.view("m").engines if each.ready] == ["same address", "elsewhere"]
+    assert [registry.losses(engine_id) for engine_id in registry.members] == [1, 1, 1, 0, 0]
