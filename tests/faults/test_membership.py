@@ -311,7 +311,7 @@ async def test_a_server_of_ranks_that_dies_costs_no_request_more_than_one_try(no
             await place.fleet("r.0", "r.1", "r.2", "r.3", "b")
             await a.fall()
             await asyncio.gather(*(place.ask("[[tokens=4]]") for _ in range(3)))
-            assert all(record["attempts"] <= 2 for record in no_leaks.records)
+            assert {record["attempts"] for record in no_leaks.records} <= {1, 2}
             assert len(b.seen) == 3
 
 
