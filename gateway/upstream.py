@@ -85,7 +85,7 @@ class Exchange:
             return
         task = asyncio.create_task(self._end())
         self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task.add_done_callback(self._ended)
 
     async def _end(self) -> None:
         try:
@@ -97,6 +97,11 @@ class Exchange:
             self._response.release()
         except (TimeoutError, aiohttp.ClientError, OSError):
             self._response.close()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Also of a task that was cancelled before it ran. Where the connection was given back there is nothing to close."""
+        self._ending.discard(task)
+        self._response.close()
 
     def _drop(self) -> None:
         """What comes after an answer could be taken for the next one."""
@@ -131,33 +136,15 @@ class Upstream:
         headers = {"content-type": "application/json", **call.headers}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
-        way = _Way()
         with _translated(connect_s):
-            try:
-                response = await _post(self._session, url, call, headers, connect_s=connect_s, way=way)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                if not way.kept or isinstance(error, aiohttp.ClientConnectorError):
-                    raise
-                response = await self._resend(url, call, headers, connect_s)
-        return Exchange(response, self._ending)
-
-    async def _resend(self, url: URL, call: Call, headers: Mapping[str, str], connect_s: float) -> aiohttp.ClientResponse:
-        """Sends the call once more, on a new connection."""
-        try:
-            return await _post(self._once, url, call, headers, connect_s=connect_s, way=None)
-        except aiohttp.ConnectionTimeoutError:
-            raise
-        except aiohttp.ClientConnectorError:  # it may have died of this very call
-            raise EngineGone("The engine closed the connection, and took no other.") from None
+            return await self._exchange("POST", url, headers, call.body, connect_s)
 
     async def get(self, url: URL, *, api_key: str | None, limit_s: float, max_bytes: int = 1 << 20) -> tuple[int, bytes]:
         """A small GET for probes: status and at most `max_bytes` of the body. Raises an EngineError."""
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         with _translated(limit_s):
-            async with self._session.get(
-                url, headers=headers, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=limit_s)
-            ) as response:
-                return response.status, await _up_to(max_bytes, response.content)
+            async with asyncio.timeout(limit_s):
+                return await _answer(await self._exchange("GET", url, headers, None, limit_s), max_bytes)
 
     async def post(
         self, url: URL, call: Call, *, api_key: str | None, limit_s: float, max_bytes: int = 1 << 20
@@ -165,11 +152,25 @@ class Upstream:
         """As `get`, for a call that is no request to generate."""
         with _translated(limit_s):
             async with asyncio.timeout(limit_s):
-                exchange = await self.open(url, call, api_key=api_key, connect_s=limit_s)
-                try:
-                    return exchange.status, await exchange.read_up_to(max_bytes)
-                finally:
-                    exchange.release()
+                return await _answer(await self.open(url, call, api_key=api_key, connect_s=limit_s), max_bytes)
+
+    async def _exchange(
+        self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None, connect_s: float
+    ) -> Exchange:
+        """Sends it and waits for the headers: on a kept connection, where there is one, and on a new one where that had ended."""
+        way = _Way()
+        try:
+            response = await _sent(self._session, method, url, headers, body, connect_s=connect_s, way=way)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if not way.kept or isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            try:
+                response = await _sent(self._once, method, url, headers, body, connect_s=connect_s, way=None)
+            except aiohttp.ConnectionTimeoutError:
+                raise
+            except aiohttp.ClientConnectorError:  # it may have died of this very call
+                raise EngineGone("The engine closed the connection, and took no other.") from None
+        return Exchange(response, self._ending)
 
 
 class _Way:
@@ -195,17 +196,33 @@ def _session(connector: aiohttp.TCPConnector, *tracing: aiohttp.TraceConfig) -> 
     )
 
 
-async def _post(
-    session: aiohttp.ClientSession, url: URL, call: Call, headers: Mapping[str, str], *, connect_s: float, way: _Way | None
+async def _sent(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: URL,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    *,
+    connect_s: float,
+    way: _Way | None,
 ) -> aiohttp.ClientResponse:
-    return await session.post(
+    return await session.request(
+        method,
         url,
-        data=call.body if len(call.body) < _LARGE_BODY_BYTES else io.BytesIO(call.body),
+        data=io.BytesIO(body) if body is not None and len(body) >= _LARGE_BODY_BYTES else body,
         headers=headers,
         allow_redirects=False,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
         trace_request_ctx=way,
     )
+
+
+async def _answer(exchange: Exchange, max_bytes: int) -> tuple[int, bytes]:
+    """All of a small answer, or its first bytes."""
+    try:
+        return exchange.status, await exchange.read_up_to(max_bytes)
+    finally:
+        exchange.release()
 
 
 async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +26,27 @@ async def engine(steps: list[Step]) -> AsyncIterator[tuple[ScriptedEngine, Upstr
     async with ScriptedEngine().running() as running, Upstream() as upstream:
         running.script = lambda seen: steps
         yield running, upstream
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[asyncio.Server]:
+    """An engine of the test's own, which is over at the end."""
+    tasks = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            await accept(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server
+    finally:
+        server.close()
+        await asyncio.gather(*filter(None, tasks))
+        await asyncio.sleep(0.01)
 
 
 async def opened(upstream: Upstream, url: str, call: Call = CALL, **changed: Any) -> Exchange:
@@ -112,6 +133,27 @@ async def test_a_call_is_sent_once_more_however_many_connections_are_kept() -> N
         assert await whole(await opened(upstream, running.url)) == b"data: 1\n\n"
 
 
+async def test_a_probe_that_meets_the_end_of_kept_connections_goes_out_on_a_new_one() -> None:
+    """The first to be used on each connection is answered, and nothing after it."""
+    accepted = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"POST"):
+            await reader.readexactly(len(CALL.body))
+        writer.write(KEEP_HEAD + chunked(b"data: 1\n\n") + b"0\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+
+    async with listening(accept) as server, Upstream() as upstream:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for exchange in [await opened(upstream, url) for _ in range(5)]:
+            await whole(exchange)
+        assert await upstream.get(URL(url) / "health", api_key=None, limit_s=2) == (200, b"data: 1\n\n")
+    assert accepted == 5 + 1
+
+
 async def test_an_engine_that_dies_of_a_call_on_a_kept_connection_is_gone_and_not_just_unreachable() -> None:
     calls = 0
 
@@ -125,9 +167,8 @@ async def test_an_engine_that_dies_of_a_call_on_a_kept_connection_is_gone_and_no
                 return
             writer.write(KEEP_HEAD + chunked(b"data: 1\n\n") + b"0\r\n\r\n")
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with Upstream() as upstream:
+    async with listening(accept) as server, Upstream() as upstream:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         await whole(await opened(upstream, url))
         with pytest.raises(EngineGone):
             await opened(upstream, url)
@@ -143,20 +184,17 @@ async def test_a_connection_on_which_the_engine_went_on_is_not_used_again(more: 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
-            while await reader.readuntil(b"\r\n\r\n") and await reader.readexactly(len(CALL.body)):
-                writer.write(KEEP_HEAD + chunked(b"data: 1\n\n"))
-                await asyncio.sleep(0.03)
-                writer.write((chunked(more) if more else b"") + b"0\r\n\r\n")
+        while await reader.readuntil(b"\r\n\r\n") and await reader.readexactly(len(CALL.body)):
+            writer.write(KEEP_HEAD + chunked(b"data: 1\n\n"))
+            await asyncio.sleep(0.03)
+            writer.write((chunked(more) if more else b"") + b"0\r\n\r\n")
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    async with Upstream() as upstream:
+    async with listening(accept) as server, Upstream() as upstream:
         for _ in range(2):
             exchange = await opened(upstream, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
             assert await exchange.read() == b"data: 1\n\n"
             exchange.release()
             await asyncio.sleep(0.15)
-    server.close()
     assert connections == (1 if kept else 2)
 
 
