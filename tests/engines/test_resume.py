@@ -84,21 +84,20 @@ def cut(after: int, _number: int) -> Line:
 async def test_an_answer_cut_anywhere_is_the_unbroken_one(pair: tuple[EngineUnderTest, EngineUnderTest]) -> None:
     a, b = pair
     records: list[Mapping[str, object]] = []
-    async with FaultProxy(a.url).working() as proxy, two({"a": proxy.url, "b": b.url}, records) as served:
-        cuts = size = 0
+    size = 0
+    async with FaultProxy(a.url).working() as proxy:
         for words in ROUNDS:
             proxy.lines = lambda _: Line(since=b"POST /completion")
-            await proxy.drop()
-            await ready(served)
-            unbroken = text(await served.stream(**asked(words)))
-            size = size or max(proxy.passed)
-            for part in (0.12, 0.2, 0.28, 0.36, 0.44):  # the last event is large
-                proxy.lines = partial(cut, int(size * part))
-                await proxy.drop()
-                await ready(served)
-                assert text(await served.stream(**asked(words))) == unbroken, (words, part)
-                cuts += records[-1]["attempts"] == 2
-        assert cuts >= 45
+            # A gateway for each: one that has seen an engine fail so often passes it over.
+            async with two({"a": proxy.url, "b": b.url}, records) as served:
+                unbroken = text(await served.stream(**asked(words)))
+                size = size or max(proxy.passed)
+                for part in (0.12, 0.2, 0.28, 0.36, 0.44):  # the last event is large
+                    proxy.lines = partial(cut, int(size * part))
+                    await proxy.drop()
+                    await ready(served)
+                    assert text(await served.stream(**asked(words))) == unbroken, (words, part)
+    assert sum(record["attempts"] == 2 for record in records) >= 45
 
 
 async def test_the_streams_of_an_engine_that_is_killed_all_end_whole() -> None:
