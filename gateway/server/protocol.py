@@ -81,6 +81,11 @@ class BoundedHttp(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("")
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is kept of it: uvicorn leaves the timer of a connection that was reset, and with it all of its last request."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
     def last_answer(self) -> None:
         """The answer that is being given, if one is, ends the connection."""
         if not self.idle:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from faults.wire import CLOSES_AT_ONCE
 from structlog.testing import capture_logs
 from support.gateway import HELLO, IN_FLIGHT, PAIR, Served, events_of, outcome, sample, scripted
 from support.scripted_engine import (
@@ -29,6 +30,8 @@ from support.scripted_engine import (
     llama_end,
     llama_token,
 )
+
+from gateway.server.protocol import BoundedHttp
 
 KEPT = [HEAD.replace(b"connection: close\r\n", b""), *completion("Hi")[1:-1], KEEP]
 
@@ -389,3 +392,20 @@ async def test_two_choices_that_wait_for_the_client_are_one_stall() -> None:
         took_s = asyncio.get_running_loop().time() - began
         metrics = await served.metrics()
     assert 0.3 < metrics[sample("interlock_client_stall_seconds_sum", **PAIR)] <= took_s
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_nothing_is_kept_of_a_connection_that_its_client_ended_between_two_requests(reset: bool) -> None:
+    async with scripted() as (_, served):
+        for _ in range(20):
+            reader, writer = await connected(served)
+            writer.write(raw(model="unknown"))
+            assert b"404" in await reader.readuntil(b"\r\n")
+            if reset:
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSES_AT_ONCE)
+                writer.transport.abort()
+            writer.close()
+        async with asyncio.timeout(5):
+            while sum(type(each) is BoundedHttp for each in gc.get_objects()) > 2:
+                await asyncio.sleep(0.02)
+                gc.collect()
