@@ -11,7 +11,7 @@ from typing import Literal
 
 from gateway.routing.view import EngineView, FleetView
 
-Why = Literal["least_busy", "only", "elsewhere", "resume", "panic", "none"]
+Why = Literal["least_busy", "only", "elsewhere", "resume", "panic", "none", "cheapest", "turn", "session", "hold"]
 _FAILS = 0.2  # the share of failures from which an engine is no place for a second try
 _EJECTED_SHARE = 0.5
 
@@ -26,19 +26,52 @@ class Decision:
     wait_s: float | None = None
 
 
-def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None = None) -> Decision:
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The engines that an attempt may go to, all of them as good but for their load. None: `wait_s` until one may be free."""
+
+    engines: tuple[EngineView, ...]
+    wait_s: float | None = None
+    in_panic: bool = False
+    again: bool = False
+    resumed: bool = False
+    alone: bool = False
+
+    def why(self, best: EngineView, ordinary: Why) -> Why:
+        """Why this one of them; `ordinary`: it was chosen by its load or its cache."""
+        if self.resumed:
+            return "resume"
+        if self.in_panic or best.ejected:
+            return "panic"
+        if self.again:
+            return "elsewhere"
+        return "only" if self.alone else ordinary
+
+
+def eligible(view: FleetView, *, avoid: Collection[str] = (), weights: str | None = None) -> Field:
     """`avoid` are the engines that failed this request already; `weights` those that the answer was begun with."""
     candidates = [engine for engine in view.engines if engine.usable and engine.id not in avoid]
     if weights is not None:
         candidates = [engine for engine in candidates if engine.weights == weights]
     awake = [engine for engine in candidates if not engine.rests_s]
     if not awake:
-        waits = [engine.rests_s for engine in candidates]
-        return Decision(None, "none", view.engines, min(waits, default=None))
+        return Field((), min((engine.rests_s for engine in candidates), default=None))
+    again = bool(avoid)
     out = _ejected(view)
     fit = [engine for engine in awake if engine.id not in out]
-    best = min(fit or awake, key=lambda engine: _cost(engine, again=bool(avoid)))
-    return Decision(best.id, _why(view, bool(fit), best, again=bool(avoid), resumed=weights is not None), view.engines)
+    ranks = [(engine.full, again and engine.failing >= _FAILS) for engine in fit or awake]
+    first = min(ranks)
+    engines = tuple(engine for engine, rank in zip(fit or awake, ranks, strict=True) if rank == first)
+    return Field(engines, None, not fit, again, weights is not None, len(view.engines) == 1)
+
+
+def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None = None) -> Decision:
+    """The least busy of those that may have it."""
+    field = eligible(view, avoid=avoid, weights=weights)
+    if not field.engines:
+        return Decision(None, "none", view.engines, field.wait_s)
+    best = min(field.engines, key=lambda engine: (engine.running + 1) / engine.share)
+    return Decision(best.id, field.why(best, "least_busy"), view.engines)
 
 
 def open_to(view: FleetView) -> list[EngineView]:
@@ -48,21 +81,7 @@ def open_to(view: FleetView) -> list[EngineView]:
     return [engine for engine in awake if engine.id not in out] or awake
 
 
-def _why(view: FleetView, fit: bool, best: EngineView, *, again: bool, resumed: bool) -> Why:
-    if resumed:
-        return "resume"
-    if not fit or best.ejected:
-        return "panic"
-    if again:
-        return "elsewhere"
-    return "only" if len(view.engines) == 1 else "least_busy"
-
-
 def _ejected(view: FleetView) -> set[str]:
     """The engines that are out: those that fail most, and no more than half."""
     ejected = sorted((engine for engine in view.engines if engine.ejected), key=lambda engine: -engine.failing)
     return {engine.id for engine in ejected[: int(len(view.engines) * _EJECTED_SHARE)]}
-
-
-def _cost(engine: EngineView, *, again: bool) -> tuple[bool, bool, float]:
-    return engine.full, again and engine.failing >= _FAILS, (engine.running + 1) / engine.share

@@ -1,0 +1,71 @@
+"""What a request costs on one engine, in seconds: where it gets its first token soonest, the delay it puts on others counted in.
+
+    cost = wait + memory + kappa x prefill + eviction + standing
+ No modes, no thresholds. A hot prefix is copied by itself, once the wait at its holder is longer than kappa times the prefill
+that a copy costs; a conversation moves when the wait is worth making its prompt anew.
+"""
+
+from typing import NamedTuple
+
+from gateway.routing.choice import Terms
+
+_BUSIEST = 0.95  # utilisation beyond which kappa rises no more
+_MOST_HOLDS = 4.0
+_WINDOW_S = 60.0
+
+
+class Load(NamedTuple):
+    """One engine as the router sees it now. Units are keys of the index. `work_s`: prefill of the last minute; `hold_s`: how
+    long a request holds its memory."""
+
+    wait_s: float
+    work_s: float
+    held_units: int
+    capacity_units: int
+    free_units: int
+    tail_chance: float
+    hold_s: float
+
+
+class Need(NamedTuple):
+    """What a request would want of this engine: units it has, of which running requests pin so many, of so many in all; its
+    answer; and the prefill of the rest."""
+
+    units: int
+    matched: int
+    pinned: int
+    answer_units: int
+    prefill_s: float
+    unit_s: float
+
+
+def kappa(work_s: float, engines: int, most: float) -> float:
+    """What a second of prefill costs everyone: 1 / (1 - utilisation), from the prefill sent in the last minute to so many
+    engines."""
+    busy = min(_BUSIEST, work_s / (max(1, engines) * _WINDOW_S))
+    return max(1.0, min(most, 1.0 / (1.0 - busy)))
+
+
+def memory_s(load: Load, need: Need) -> float:
+    """How long until running requests leave enough of the memory; 0: there is room."""
+    lacking = load.held_units + need.units - need.pinned + need.answer_units - load.capacity_units
+    if lacking <= 0:
+        return 0.0
+    return load.hold_s * min(_MOST_HOLDS, 2.0 * lacking / max(1, load.held_units))
+
+
+def eviction_s(load: Load, need: Need) -> float:
+    """What is pushed out of a full cache, by the prefill it takes to make again and the chance that it is wanted."""
+    pushed = need.units - need.matched - load.free_units
+    return pushed * need.unit_s * load.tail_chance if pushed > 0 else 0.0
+
+
+def standing_s(load: Load, need: Need) -> float:
+    """For what begins here (less than half is held): the engine's work of late, so that new conversations spread while all
+    rest."""
+    return need.prefill_s * load.work_s / _WINDOW_S if need.matched * 2 < need.units else 0.0
+
+
+def terms(load: Load, need: Need, kappa: float) -> Terms:
+    """The whole cost of a request on an engine."""
+    return Terms(load.wait_s, memory_s(load, need), need.prefill_s, eviction_s(load, need), standing_s(load, need), kappa)

@@ -1,0 +1,101 @@
+"""How long an engine takes for a prompt: learned from first tokens.
+ Seconds = p x new + q x new x (context + new / 2) + step x chunks, `new` being the tokens that are not cached. The three are
+fitted by least squares that forgets, started from, and held a little to, a large model on a fast machine; none can be negative.
+Engines of one model share the fit; each has a factor of its own, believed as far as it was measured.
+"""
+
+from math import ceil
+
+_PRIOR = (1e-4, 1.5e-9, 0.02)  # seconds a new token, a new token x token of context, a chunk
+_CHUNK_TOKENS = 8192
+_DECAY = 0.995
+_PRIOR_WEIGHT = 1.0
+_SWEEPS = 3
+_LEAST, _MOST = 0.01, 100.0  # of the prior
+_SURPRISE = 8.0  # a first token that took longer than so many times what was predicted counts as so many: an engine that hung
+_FACTOR_PRIOR_S = 20.0  # seconds of work before an engine's own factor is half believed
+_AT_ONCE_S = 1e-3  # first tokens closer than this came of one step of the engine
+
+Work = tuple[float, float, float]
+
+
+def work(new: int, context: int) -> Work:
+    """What there is to do for so many tokens that are not cached, after so many that are: in prior seconds, by cause."""
+    return _PRIOR[0] * new, _PRIOR[1] * new * (context + new / 2), _PRIOR[2] * ceil(new / _CHUNK_TOKENS)
+
+
+class PrefillModel:
+    """Predicts seconds of prefill for the engines of one model, and learns from each first token."""
+
+    def __init__(self) -> None:
+        self._fit = [1.0, 1.0, 1.0]
+        self._normal = [[0.0] * 3 for _ in range(3)]
+        self._target = [0.0] * 3
+        self._open: dict[str, tuple[Work, float]] = {}  # what the last step of an engine brought, and how long it took
+        self._factors: dict[str, tuple[float, Work]] = {}  # the seconds seen of each engine, and the work they were for
+
+    def seconds(self, engine: str, done: Work) -> float:
+        """How long this takes on an engine that does nothing else."""
+        return self.factor(engine) * self._shared(done)
+
+    def factor(self, engine: str) -> float:
+        """How much slower than the others it is."""
+        known = self._factors.get(engine)
+        if known is None:
+            return 1.0
+        return (known[0] + _FACTOR_PRIOR_S) / (self._shared(known[1]) + _FACTOR_PRIOR_S)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for one more new token, its context left out."""
+        return _PRIOR[0] * self._fit[0]
+
+    @property
+    def parameters(self) -> tuple[float, float, float]:
+        """p, q and step, in seconds."""
+        return _PRIOR[0] * self._fit[0], _PRIOR[1] * self._fit[1], _PRIOR[2] * self._fit[2]
+
+    def observe(self, engine: str, done: Work, took_s: float) -> None:
+        """A first token: the work for it, and how long the engine had for it alone. First tokens of one step are one
+        observation."""
+        before = self._open.get(engine)
+        if before is not None and took_s < _AT_ONCE_S:
+            was, spent_s = before
+            self._open[engine] = (was[0] + done[0], was[1] + done[1], was[2]), spent_s + took_s
+            return
+        if before is not None:
+            self._learn(engine, *before)
+        self._open[engine] = (done, took_s)
+
+    def forget(self, engine: str) -> None:
+        """The engine was restarted, perhaps on other hardware: its own factor is unknown again."""
+        self._open.pop(engine, None)
+        self._factors.pop(engine, None)
+
+    def _shared(self, done: Work) -> float:
+        fit = self._fit
+        return fit[0] * done[0] + fit[1] * done[1] + fit[2] * done[2]
+
+    def _learn(self, engine: str, done: Work, took_s: float) -> None:
+        predicted_s = self._shared(done)
+        took_s = min(took_s, _SURPRISE * predicted_s + 0.5)
+        seen_s, past = self._factors.get(engine, (0.0, (0.0, 0.0, 0.0)))
+        past = past[0] * _DECAY + done[0], past[1] * _DECAY + done[1], past[2] * _DECAY + done[2]
+        self._factors[engine] = seen_s * _DECAY + took_s, past
+        took_s /= self.factor(engine)
+        weight = 1.0 / (predicted_s + 0.1)
+        for row in range(3):
+            for column in range(3):
+                self._normal[row][column] = self._normal[row][column] * _DECAY + weight * done[row] * done[column]
+            self._target[row] = self._target[row] * _DECAY + weight * done[row] * took_s
+        self._solve()
+
+    def _solve(self) -> None:
+        """Some sweeps of Gauss-Seidel from where it stood, each value kept in its bounds."""
+        fit, normal = self._fit, self._normal
+        for _ in range(_SWEEPS):
+            for row in range(3):
+                others = sum(normal[row][column] * fit[column] for column in range(3) if column != row)
+                held = normal[row][row] + _PRIOR_WEIGHT * 0.01
+                value = (self._target[row] + _PRIOR_WEIGHT * 0.01 - others) / held
+                fit[row] = min(_MOST, max(_LEAST, value))

@@ -1,0 +1,239 @@
+"""The router of one model: chooses an engine and charges it in one call, so that a burst cannot choose by one picture.
+ The caller says when a first token came, and when and how a request ended; from that alone come the load, the speed, the
+capacity and what is believed to be cached. Every dispatch enters the index, whatever policy chose the engine.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import inf
+from typing import NamedTuple
+
+from gateway.routing.choice import Chance, Choice, Query, Terms, Tuning
+from gateway.routing.cost import Load, Need, kappa, terms
+from gateway.routing.ledger import Charge, Ledger
+from gateway.routing.policy import Field, Why, eligible
+from gateway.routing.prefill import PrefillModel, Work, work
+from gateway.routing.prefix import EngineMap, PrefixIndex
+from gateway.routing.reuse import ReuseGaps
+from gateway.routing.view import EngineView, FleetView
+
+_CAPACITY_TOKENS = 512 * 1024  # of an engine that has not said it: adapted from what it reports
+_EQUAL = 1e-9  # seconds: costs this close are equal
+
+
+class _Bid(NamedTuple):
+    """What a request would find on one engine."""
+
+    engine: EngineView
+    terms: Terms
+    matched: int
+    work: Work
+
+
+class Router:
+    """One model's. `chance` breaks ties."""
+
+    def __init__(self, tuning: Tuning, chance: Chance) -> None:
+        self._tuning = tuning
+        self._chance = chance
+        self._index = PrefixIndex(tuning.index_entries)
+        self._ledger = Ledger(self._units(_CAPACITY_TOKENS))
+        self._speed = PrefillModel()
+        self._reuse = ReuseGaps()
+        self._last_turn = ""
+
+    @property
+    def entries(self) -> int:
+        """Keys in the index."""
+        return len(self._index)
+
+    @property
+    def open(self) -> int:
+        """Requests that are charged and not over."""
+        return len(self._ledger)
+
+    def pending_s(self, engine: str) -> float:
+        """Prefill sent there and not yet answered by a first token, in seconds; exactly 0 where there is none."""
+        return self._ledger.account(engine).pending_ns * 1e-9
+
+    def capacity(self, engine: str, tokens: int) -> None:
+        """How many tokens of KV memory an engine says it has."""
+        account = self._ledger.account(engine)
+        account.tell_capacity(self._units(tokens))
+        self._map(engine).capacity = account.capacity_units
+
+    def choose(self, query: Query, view: FleetView, now_s: float) -> Choice:
+        """The engine, charged with the request, or none: none can serve (`wait_s`), or it had better wait here (`hold`)."""
+        self.cancelled(query.request, now_s)
+        field = eligible(view, avoid=query.avoid, weights=query.weights)
+        if not field.engines:
+            return Choice(None, "none", view.engines, field.wait_s)
+        bid, why = self._pick(query, view, field, now_s)
+        found = bid.terms
+        cached_tokens = self._cached_tokens(query, bid.matched)
+        ttft_s = found.wait_s + found.memory_s + found.prefill_s
+        if why == "cheapest" and query.patient and self._had_better_wait(bid):
+            return Choice(None, "hold", view.engines, None, True, cached_tokens, found.prefill_s, ttft_s, found)
+        self._charge(query, bid, now_s)
+        return Choice(
+            bid.engine.id, field.why(bid.engine, why), view.engines, None, False, cached_tokens, found.prefill_s, ttft_s, found
+        )
+
+    def first_token(self, request: str, now_s: float, cached_tokens: int | None = None) -> None:
+        """The engine has made the prompt of a request: its speed is learned."""
+        charge = self._ledger.get(request)
+        if charge is None:
+            return
+        if cached_tokens is not None:
+            charge.cached_tokens = cached_tokens
+        if charge.first_s is None:
+            charge.first_s = now_s
+            took_s = self._ledger.account(charge.engine).first_token(charge, now_s)
+            self._speed.observe(charge.engine, charge.work, took_s)
+
+    def finished(self, request: str, now_s: float, output_tokens: int, cached_tokens: int | None = None) -> None:
+        """A request was answered whole. `cached_tokens`: what the engine says it had of the prompt."""
+        charge = self._ledger.close(request, now_s)
+        if charge is None:
+            return
+        held = self._release(charge)
+        self._ledger.answered(charge, now_s, output_tokens)
+        account = self._ledger.account(charge.engine)
+        reported = charge.cached_tokens if cached_tokens is None else cached_tokens
+        if account.compare(charge, reported):
+            held.clear()
+        held.capacity = account.capacity_units
+        held.touch(charge.keys, self._index.stamp(now_s))
+        self._index.trim(held)
+
+    def cancelled(self, request: str, now_s: float) -> None:
+        """A request is over without its end: cancelled, or failed. Without a first token, nothing of it is believed cached."""
+        charge = self._ledger.close(request, now_s)
+        if charge is None:
+            return
+        held = self._release(charge)
+        if charge.first_s is None:
+            held.drop_unproved(charge.keys, charge.matched, charge.stamp)
+
+    def engine_lost(self, engine: str) -> None:
+        """It was restarted, or is gone: it holds nothing. Its requests end by themselves."""
+        self._map(engine).clear()
+        self._ledger.account(engine).restarted()
+        self._map(engine).capacity = self._ledger.account(engine).capacity_units
+        self._speed.forget(engine)
+
+    def _pick(self, query: Query, view: FleetView, field: Field, now_s: float) -> tuple[_Bid, Why]:
+        policy = self._tuning.policy
+        if policy == "round_robin":
+            return self._bid(query, self._next(field.engines), 1.0, now_s), "turn"
+        if policy == "least_outstanding":
+            loads = [(self._outstanding(engine) + 1) / engine.share for engine in field.engines]
+            return self._bid(query, self._tie(query, field.engines, loads), 1.0, now_s), "least_busy"
+        if policy == "session" and query.affinity is not None:
+            return self._bid(query, _rendezvous(query.affinity, field.engines), 1.0, now_s), "session"
+        usable = [engine for engine in view.engines if engine.usable]
+        work_s = sum(self._ledger.account(engine.id).work_s(now_s) for engine in usable)
+        weight = kappa(work_s, len(usable), self._tuning.kappa_max)
+        bids = [self._bid(query, engine, weight, now_s) for engine in field.engines]
+        best = self._tie(query, field.engines, [bid.terms.total_s / bid.engine.share for bid in bids])
+        return bids[field.engines.index(best)], "cheapest"
+
+    def _bid(self, query: Query, engine: EngineView, weight: float, now_s: float) -> _Bid:
+        held = self._map(engine.id)
+        account = self._ledger.account(engine.id)
+        matched = held.match(query.keys)
+        cached_tokens = self._cached_tokens(query, matched)
+        todo = work(query.tokens - cached_tokens, cached_tokens)
+        units = len(query.keys)
+        free = held.capacity - len(held)
+        tail_age_s = now_s - held.oldest if units - matched > free else inf
+        unit_tokens = query.unit_tokens or self._tuning.chunk_tokens
+        need = Need(
+            units,
+            matched,
+            held.match_pinned(query.keys, matched),
+            self._units(self._ledger.answer_tokens),
+            self._speed.seconds(engine.id, todo),
+            self._speed.token_s * unit_tokens,
+        )
+        load = Load(
+            account.wait_s(now_s),
+            account.work_s(now_s),
+            held.pinned + held.expected,
+            held.capacity,
+            free,
+            self._reuse.chance_after(tail_age_s),
+            account.hold_s,
+        )
+        return _Bid(engine, terms(load, need, weight), matched, todo)
+
+    def _had_better_wait(self, bid: _Bid) -> bool:
+        """Only where something of ours runs, whose end will wake it."""
+        hold_s = self._tuning.hold_s
+        if hold_s is None or not self._ledger.account(bid.engine.id).running:
+            return False
+        return bid.terms.memory_s > 0.0 or bid.terms.wait_s > hold_s
+
+    def _charge(self, query: Query, bid: _Bid, now_s: float) -> None:
+        held = self._map(bid.engine.id)
+        if bid.matched:
+            self._reuse.seen(max(0.0, now_s - held.last_use(query.keys[bid.matched - 1])))
+        answer_units = self._units(self._ledger.answer_tokens)
+        stamp = self._index.stamp(now_s)
+        unit_tokens = query.unit_tokens or float(self._tuning.chunk_tokens)
+        charge = Charge(
+            query.request,
+            bid.engine.id,
+            query.keys,
+            bid.matched,
+            unit_tokens,
+            bid.work,
+            bid.terms.prefill_s,
+            answer_units,
+            stamp,
+        )
+        self._ledger.open(charge, now_s)
+        held.expected += answer_units
+        held.pin(query.keys, stamp)
+        self._index.trim(held)
+
+    def _release(self, charge: Charge) -> EngineMap:
+        held = self._map(charge.engine)
+        held.unpin(charge.keys)
+        held.expected -= charge.answer_units
+        return held
+
+    def _map(self, engine: str) -> EngineMap:
+        return self._index.of(engine, self._ledger.account(engine).capacity_units)
+
+    def _units(self, tokens: float) -> int:
+        return max(1, round(tokens / self._tuning.chunk_tokens))
+
+    def _cached_tokens(self, query: Query, matched: int) -> int:
+        """An engine makes the last token of a prompt anew, whatever it has."""
+        return max(0, min(int(matched * (query.unit_tokens or self._tuning.chunk_tokens)), query.tokens - 1))
+
+    def _outstanding(self, engine: EngineView) -> int:
+        return max(engine.running, self._ledger.account(engine.id).running)
+
+    def _next(self, engines: Sequence[EngineView]) -> EngineView:
+        after = [engine for engine in engines if engine.id > self._last_turn]
+        chosen = min(after or engines, key=lambda engine: engine.id)
+        self._last_turn = chosen.id
+        return chosen
+
+    def _tie(self, query: Query, engines: Sequence[EngineView], costs: Sequence[float]) -> EngineView:
+        """The cheapest; of equals the one that the hint names, or any."""
+        least = min(costs) + _EQUAL
+        equal = [engine for engine, cost in zip(engines, costs, strict=True) if cost <= least]
+        if len(equal) == 1:
+            return equal[0]
+        if query.affinity is not None:
+            return _rendezvous(query.affinity, equal)
+        return equal[int(self._chance.random() * len(equal))]
+
+
+def _rendezvous(affinity: str, engines: Sequence[EngineView]) -> EngineView:
+    """Of these, the engine that this session has: when one goes or comes, only its own sessions move."""
+    key = affinity.encode(errors="surrogatepass")
+    return max(engines, key=lambda engine: blake2b(key + b"\0" + engine.id.encode(), digest_size=8).digest())
