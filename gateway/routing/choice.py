@@ -32,8 +32,9 @@ class Tuning:
 @dataclass(frozen=True, slots=True)
 class Query:
     """One attempt that wants an engine.
-     `request` is its own, never used twice. `keys` are those of gateway.routing.chain, root first; `tokens` the length of the
-    prompt; `unit_tokens` what a key stands for, where it is not `chunk_tokens` (text). `affinity` is a hint, and breaks ties alone.
+
+    `request` is its own, never used twice. `keys` are those of gateway.routing.chain, root first; `tokens` the prompt's length;
+    `unit_tokens` what a key stands for, where that is not `chunk_tokens` (text). `affinity` is a hint, and breaks ties alone.
     `avoid` and `weights`: see gateway.routing.policy. `patient`: it may be held back for a better place.
     """
 

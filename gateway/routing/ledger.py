@@ -65,6 +65,11 @@ class Account:
         """What it can hold, as believed now."""
         return max(_LEAST_UNITS, int(self._capacity))
 
+    @property
+    def idle(self) -> bool:
+        """Whether no prompt of ours is being made."""
+        return not self._pending
+
     def tell_capacity(self, units: int) -> None:
         """What the engine says of itself. Said again, it does not undo what was learned."""
         if units != self._told_units:

@@ -14,7 +14,7 @@ _SWEEPS = 3
 _LEAST, _MOST = 0.01, 100.0  # of the prior
 _SURPRISE = 8.0  # a first token that took longer than so many times what was predicted counts as so many: an engine that hung
 _FACTOR_PRIOR_S = 20.0  # seconds of work before an engine's own factor is half believed
-_AT_ONCE_S = 1e-3  # first tokens closer than this came of one step of the engine
+_ENOUGH_S = 10.0  # of an engine that is never idle: what it had begun by then, or left, is little of that
 
 Work = tuple[float, float, float]
 
@@ -31,7 +31,7 @@ class PrefillModel:
         self._fit = [1.0, 1.0, 1.0]
         self._normal = [[0.0] * 3 for _ in range(3)]
         self._target = [0.0] * 3
-        self._open: dict[str, tuple[Work, float]] = {}  # what the last step of an engine brought, and how long it took
+        self._open: dict[str, tuple[Work, float]] = {}  # what an engine has done since it was idle, and how long that took
         self._factors: dict[str, tuple[float, Work]] = {}  # the seconds seen of each engine, and the work they were for
 
     def seconds(self, engine: str, done: Work) -> float:
@@ -55,17 +55,16 @@ class PrefillModel:
         """p, q and step, in seconds."""
         return _PRIOR[0] * self._fit[0], _PRIOR[1] * self._fit[1], _PRIOR[2] * self._fit[2]
 
-    def observe(self, engine: str, done: Work, took_s: float) -> None:
-        """A first token: the work for it, and how long the engine had for it alone. First tokens of one step are one
-        observation."""
-        before = self._open.get(engine)
-        if before is not None and took_s < _AT_ONCE_S:
-            was, spent_s = before
-            self._open[engine] = (was[0] + done[0], was[1] + done[1], was[2]), spent_s + took_s
-            return
-        if before is not None:
-            self._learn(engine, *before)
-        self._open[engine] = (done, took_s)
+    def observe(self, engine: str, done: Work, took_s: float, *, idle: bool) -> None:
+        """A first token: the work for it, and how long the engine had since the one before. An engine works on several prompts at
+        once, so that single times tell little: what is learned from is all it did until it was `idle`, or some seconds of it."""
+        was, spent_s = self._open.pop(engine, ((0.0, 0.0, 0.0), 0.0))
+        done = was[0] + done[0], was[1] + done[1], was[2] + done[2]
+        spent_s += took_s
+        if idle or spent_s > _ENOUGH_S:
+            self._learn(engine, done, spent_s)
+        else:
+            self._open[engine] = done, spent_s
 
     def forget(self, engine: str) -> None:
         """The engine was restarted, perhaps on other hardware: its own factor is unknown again."""

@@ -88,8 +88,9 @@ class Router:
             charge.cached_tokens = cached_tokens
         if charge.first_s is None:
             charge.first_s = now_s
-            took_s = self._ledger.account(charge.engine).first_token(charge, now_s)
-            self._speed.observe(charge.engine, charge.work, took_s)
+            account = self._ledger.account(charge.engine)
+            took_s = account.first_token(charge, now_s)
+            self._speed.observe(charge.engine, charge.work, took_s, idle=account.idle)
 
     def finished(self, request: str, now_s: float, output_tokens: int, cached_tokens: int | None = None) -> None:
         """A request was answered whole. `cached_tokens`: what the engine says it had of the prompt."""
