@@ -28,8 +28,8 @@ class Load(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a request would want of this engine: units it has, of which running requests pin so many, of so many in all; its
-    answer; and the prefill of the rest."""
+    """What a request would want of this engine: its units, those that are there, those of them that running requests pin; those
+    of its answer; the prefill of the rest, and of one unit."""
 
     units: int
     matched: int
@@ -47,11 +47,11 @@ def kappa(work_s: float, engines: int, most: float) -> float:
 
 
 def memory_s(load: Load, need: Need) -> float:
-    """How long until running requests leave enough of the memory; 0: there is room."""
+    """How long until running requests leave enough of the memory; 0: there is room, or nobody who would make any."""
     lacking = load.held_units + need.units - need.pinned + need.answer_units - load.capacity_units
-    if lacking <= 0:
+    if lacking <= 0 or load.held_units <= 0:
         return 0.0
-    return load.hold_s * min(_MOST_HOLDS, 2.0 * lacking / max(1, load.held_units))
+    return load.hold_s * min(_MOST_HOLDS, 2.0 * lacking / load.held_units)
 
 
 def eviction_s(load: Load, need: Need) -> float:

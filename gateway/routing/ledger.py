@@ -19,7 +19,8 @@ _ANSWER_TOKENS, _HOLD_S = 256.0, 20.0  # until they are seen
 @dataclass(slots=True)
 class Charge:
     """One attempt on an engine. `matched` of its keys were believed there; `stamp` is its mark in the index; `answer_units` is
-    the room its answer is given. `first_s`: when its first token came."""
+    the room its answer is given. `prompt`: it could start at once but for the prefill ahead. `first_s`: when its first token
+    came."""
 
     request: str
     engine: str
@@ -30,6 +31,7 @@ class Charge:
     prefill_s: float
     answer_units: int
     stamp: float
+    prompt: bool = True
     first_s: float | None = None
     cached_tokens: int | None = None
 

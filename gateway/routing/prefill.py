@@ -9,10 +9,11 @@ from math import ceil
 _PRIOR = (1e-4, 1.5e-9, 0.02)  # seconds a new token, a new token x token of context, a chunk
 _CHUNK_TOKENS = 8192
 _DECAY = 0.995
-_PRIOR_WEIGHT = 1.0
 _SWEEPS = 3
-_LEAST, _MOST = 0.01, 100.0  # of the prior
-_SURPRISE = 8.0  # a first token that took longer than so many times what was predicted counts as so many: an engine that hung
+_BELIEF = 0.01  # weight of the prior: soon outweighed
+_PRIOR_WORK_S = 10.0  # seconds of work before its speed is half believed
+_SHAPE = 4.0  # no cause is believed to cost so many times more or less than the others do, against the prior
+_SURPRISE = 3.0  # what took so many times longer than predicted counts as so many: an engine that hung
 _FACTOR_PRIOR_S = 20.0  # seconds of work before an engine's own factor is half believed
 _ENOUGH_S = 10.0  # of an engine that is never idle: what it had begun by then, or left, is little of that
 
@@ -29,21 +30,20 @@ class PrefillModel:
 
     def __init__(self) -> None:
         self._fit = [1.0, 1.0, 1.0]
+        self._took_s = self._expected_s = _PRIOR_WORK_S
         self._normal = [[0.0] * 3 for _ in range(3)]
         self._target = [0.0] * 3
         self._open: dict[str, tuple[Work, float]] = {}  # what an engine has done since it was idle, and how long that took
-        self._factors: dict[str, tuple[float, Work]] = {}  # the seconds seen of each engine, and the work they were for
+        self._seen: dict[str, tuple[float, Work]] = {}  # the seconds seen of each engine, and the work they were for
+        self._known: dict[str, float] = {}  # its factor
 
     def seconds(self, engine: str, done: Work) -> float:
         """How long this takes on an engine that does nothing else."""
-        return self.factor(engine) * self._shared(done)
+        return self._known.get(engine, 1.0) * self._shared(done)
 
     def factor(self, engine: str) -> float:
         """How much slower than the others it is."""
-        known = self._factors.get(engine)
-        if known is None:
-            return 1.0
-        return (known[0] + _FACTOR_PRIOR_S) / (self._shared(known[1]) + _FACTOR_PRIOR_S)
+        return self._known.get(engine, 1.0)
 
     @property
     def token_s(self) -> float:
@@ -66,10 +66,15 @@ class PrefillModel:
         else:
             self._open[engine] = done, spent_s
 
+    def pass_over(self, engine: str) -> None:
+        """The engine has done something else meanwhile, such as waiting for memory: its times since it was idle tell nothing."""
+        self._open.pop(engine, None)
+
     def forget(self, engine: str) -> None:
         """The engine was restarted, perhaps on other hardware: its own factor is unknown again."""
         self._open.pop(engine, None)
-        self._factors.pop(engine, None)
+        self._seen.pop(engine, None)
+        self._known.pop(engine, None)
 
     def _shared(self, done: Work) -> float:
         fit = self._fit
@@ -77,11 +82,15 @@ class PrefillModel:
 
     def _learn(self, engine: str, done: Work, took_s: float) -> None:
         predicted_s = self._shared(done)
-        took_s = min(took_s, _SURPRISE * predicted_s + 0.5)
-        seen_s, past = self._factors.get(engine, (0.0, (0.0, 0.0, 0.0)))
+        took_s = min(took_s, _SURPRISE * predicted_s * self.factor(engine) + 0.1)
+        seen_s, past = self._seen.get(engine, (0.0, (0.0, 0.0, 0.0)))
         past = past[0] * _DECAY + done[0], past[1] * _DECAY + done[1], past[2] * _DECAY + done[2]
-        self._factors[engine] = seen_s * _DECAY + took_s, past
-        took_s /= self.factor(engine)
+        seen_s = seen_s * _DECAY + took_s
+        self._seen[engine] = seen_s, past
+        factor = self._known[engine] = (seen_s + _FACTOR_PRIOR_S) / (self._shared(past) + _FACTOR_PRIOR_S)
+        took_s /= factor
+        self._took_s = self._took_s * _DECAY + took_s
+        self._expected_s = self._expected_s * _DECAY + sum(done)
         weight = 1.0 / (predicted_s + 0.1)
         for row in range(3):
             for column in range(3):
@@ -90,11 +99,12 @@ class PrefillModel:
         self._solve()
 
     def _solve(self) -> None:
-        """Some sweeps of Gauss-Seidel from where it stood, each value kept in its bounds."""
+        """Some sweeps of Gauss-Seidel from where it stood. Each value stays near the ratio of all that was seen to the prior, so
+        that times that are not of prefill cannot make one cause stand for all."""
         fit, normal = self._fit, self._normal
+        scale = self._took_s / self._expected_s
         for _ in range(_SWEEPS):
             for row in range(3):
                 others = sum(normal[row][column] * fit[column] for column in range(3) if column != row)
-                held = normal[row][row] + _PRIOR_WEIGHT * 0.01
-                value = (self._target[row] + _PRIOR_WEIGHT * 0.01 - others) / held
-                fit[row] = min(_MOST, max(_LEAST, value))
+                value = (self._target[row] + _BELIEF * scale - others) / (normal[row][row] + _BELIEF)
+                fit[row] = min(scale * _SHAPE, max(scale / _SHAPE, value))

@@ -15,6 +15,8 @@ _BATCH = 64  # keys that leave one engine before the oldest is looked for again
 def shared(keys: Sequence[int], held: Container[int], most: int | None = None) -> int:
     """How many of these keys, from the root, are held: the held are closed."""
     low, high = 0, len(keys) if most is None else most
+    if high and keys[0] not in held:  # most engines, most often
+        return 0
     while low < high:
         middle = (low + high + 1) // 2
         if keys[middle - 1] in held:
@@ -73,14 +75,19 @@ class EngineMap:
             to_end(key)
 
     def unpin(self, keys: Sequence[int]) -> None:
-        """The request is over. What it holds is in order again: a pinned leaf may have been passed over."""
-        pins, used = self._pins, self._used
-        for key in reversed(keys):
+        """The request is over. To be followed by `touch` or `settle`: a leaf that was pinned may have been passed over."""
+        pins = self._pins
+        for key in keys:
             left = pins[key] - 1
             if left:
                 pins[key] = left
             else:
                 del pins[key]
+
+    def settle(self, keys: Sequence[int]) -> None:
+        """Brings what is held of these in order again, the leaf first, without a new use."""
+        used = self._used
+        for key in reversed(keys):
             if key in used:
                 used.move_to_end(key)
 

@@ -1,5 +1,6 @@
 """How likely something is asked for again, by how long ago it was used: learned from the gaps between two uses of a prefix."""
 
+from itertools import accumulate
 from math import frexp, inf
 
 _BINS = 24  # doubling, from 1/16 s on
@@ -11,17 +12,22 @@ class ReuseGaps:
 
     def __init__(self) -> None:
         self._bins = [1.0] * _BINS
+        self._later = self._shares()
 
     def seen(self, gap_s: float) -> None:
         """A prefix was used again after so long."""
         bins = self._bins = [each * _DECAY for each in self._bins]
         bins[_bin(gap_s)] += 1.0
+        self._later = self._shares()
 
     def chance_after(self, age_s: float) -> float:
         """Of what was used again at all, the share that was after so long or longer."""
-        if age_s == inf:
-            return 0.0
-        return sum(self._bins[_bin(age_s) :]) / sum(self._bins)
+        return 0.0 if age_s == inf else self._later[_bin(age_s)]
+
+    def _shares(self) -> list[float]:
+        """Of each bin, the share of what is in it and in later ones."""
+        later = list(accumulate(reversed(self._bins)))
+        return [each / later[-1] for each in reversed(later)]
 
 
 def _bin(gap_s: float) -> int:

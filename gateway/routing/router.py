@@ -5,7 +5,6 @@ capacity and what is believed to be cached. Every dispatch enters the index, wha
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from math import inf
 from typing import NamedTuple
 
 from gateway.routing.choice import Chance, Choice, Query, Terms, Tuning
@@ -22,11 +21,12 @@ _EQUAL = 1e-9  # seconds: costs this close are equal
 
 
 class _Bid(NamedTuple):
-    """What a request would find on one engine."""
+    """What a request would find on one engine. An engine makes the last token of a prompt anew, whatever it has."""
 
     engine: EngineView
     terms: Terms
     matched: int
+    cached_tokens: int
     work: Work
 
 
@@ -70,7 +70,7 @@ class Router:
             return Choice(None, "none", view.engines, field.wait_s)
         bid, why = self._pick(query, view, field, now_s)
         found = bid.terms
-        cached_tokens = self._cached_tokens(query, bid.matched)
+        cached_tokens = bid.cached_tokens
         ttft_s = found.wait_s + found.memory_s + found.prefill_s
         if why == "cheapest" and query.patient and self._had_better_wait(bid):
             return Choice(None, "hold", view.engines, None, True, cached_tokens, found.prefill_s, ttft_s, found)
@@ -90,7 +90,10 @@ class Router:
             charge.first_s = now_s
             account = self._ledger.account(charge.engine)
             took_s = account.first_token(charge, now_s)
-            self._speed.observe(charge.engine, charge.work, took_s, idle=account.idle)
+            if charge.prompt:
+                self._speed.observe(charge.engine, charge.work, took_s, idle=account.idle)
+            else:
+                self._speed.pass_over(charge.engine)
 
     def finished(self, request: str, now_s: float, output_tokens: int, cached_tokens: int | None = None) -> None:
         """A request was answered whole. `cached_tokens`: what the engine says it had of the prompt."""
@@ -113,6 +116,7 @@ class Router:
         if charge is None:
             return
         held = self._release(charge)
+        held.settle(charge.keys)
         if charge.first_s is None:
             held.drop_unproved(charge.keys, charge.matched, charge.stamp)
 
@@ -142,31 +146,19 @@ class Router:
     def _bid(self, query: Query, engine: EngineView, weight: float, now_s: float) -> _Bid:
         held = self._map(engine.id)
         account = self._ledger.account(engine.id)
-        matched = held.match(query.keys)
-        cached_tokens = self._cached_tokens(query, matched)
+        keys, unit_tokens = query.keys, query.unit_tokens or self._tuning.chunk_tokens
+        units, matched = len(keys), held.match(keys)
+        cached_tokens = max(0, min(int(matched * unit_tokens), query.tokens - 1))
         todo = work(query.tokens - cached_tokens, cached_tokens)
-        units = len(query.keys)
-        free = held.capacity - len(held)
-        tail_age_s = now_s - held.oldest if units - matched > free else inf
-        unit_tokens = query.unit_tokens or self._tuning.chunk_tokens
-        need = Need(
-            units,
-            matched,
-            held.match_pinned(query.keys, matched),
-            self._units(self._ledger.answer_tokens),
-            self._speed.seconds(engine.id, todo),
-            self._speed.token_s * unit_tokens,
-        )
-        load = Load(
-            account.wait_s(now_s),
-            account.work_s(now_s),
-            held.pinned + held.expected,
-            held.capacity,
-            free,
-            self._reuse.chance_after(tail_age_s),
-            account.hold_s,
-        )
-        return _Bid(engine, terms(load, need, weight), matched, todo)
+        free, taken = held.capacity - len(held), held.pinned + held.expected
+        answer_units = self._units(self._ledger.answer_tokens)
+        crowded = matched and taken + units + answer_units > held.capacity
+        pinned = held.match_pinned(keys, matched) if crowded else 0
+        tail_chance = self._reuse.chance_after(now_s - held.oldest) if units - matched > free else 0.0
+        prefill_s = self._speed.seconds(engine.id, todo)
+        need = Need(units, matched, pinned, answer_units, prefill_s, self._speed.token_s * unit_tokens)
+        load = Load(account.wait_s(now_s), account.work_s(now_s), taken, held.capacity, free, tail_chance, account.hold_s)
+        return _Bid(engine, terms(load, need, weight), matched, cached_tokens, todo)
 
     def _had_better_wait(self, bid: _Bid) -> bool:
         """Only where something of ours runs, whose end will wake it."""
@@ -192,6 +184,7 @@ class Router:
             bid.terms.prefill_s,
             answer_units,
             stamp,
+            bid.terms.memory_s <= 0.0,
         )
         self._ledger.open(charge, now_s)
         held.expected += answer_units
@@ -209,10 +202,6 @@ class Router:
 
     def _units(self, tokens: float) -> int:
         return max(1, round(tokens / self._tuning.chunk_tokens))
-
-    def _cached_tokens(self, query: Query, matched: int) -> int:
-        """An engine makes the last token of a prompt anew, whatever it has."""
-        return max(0, min(int(matched * (query.unit_tokens or self._tuning.chunk_tokens)), query.tokens - 1))
 
     def _outstanding(self, engine: EngineView) -> int:
         return max(engine.running, self._ledger.account(engine.id).running)
