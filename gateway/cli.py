@@ -289,6 +289,14 @@ def _run(main: Callable[[asyncio.Event], Coroutine[None, None, int]], sockets: t
         sys.exit(process.run(main))
 
 
+def _add_commands() -> None:
+    """Those of other packages than the gateway's, which it does not import: `simulate`."""
+    there = {command.name for command in app.registered_commands}
+    for point in metadata.entry_points(group="interlock.commands"):
+        if point.name not in there:
+            app.command(point.name)(point.load())
+
+
 def _fail(message: str, code: int = 1) -> NoReturn:
     print(f"interlock: {message}", file=sys.stderr)
     sys.exit(code)
@@ -296,6 +304,7 @@ def _fail(message: str, code: int = 1) -> NoReturn:
 
 def main() -> None:
     """The entry point: every expected failure is one clear line a problem, and its exit code."""
+    _add_commands()
     try:
         app()
     except SettingsError as error:

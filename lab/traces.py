@@ -6,7 +6,7 @@ A file is read line by line; what is kept of it is bounded, and what is wrong wi
 
 import csv
 import random
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ _MOST_LINE_BYTES = 16 << 20
 _MOST_SESSIONS_BYTES = 256 << 20
 _MOST_TOKENS = 1 << 31
 _MOST_MS = 1e14
+_MOST_THINK_S = 600.0  # who thought longer had gone away
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TURN_SHARE = 0.6  # how much of an earlier prompt a later one holds, to be a turn of the same session
 
@@ -37,8 +38,8 @@ class TraceError(Exception):
 class Prompt:
     """What a gateway knows of a request as it comes.
 
-    `path` names its blocks of tokens from the start: equal names mean equal prefixes up to there. Tokens after the last named block
-    are its own. `session` is what a client would send as its cache key.
+    `path` names its blocks of tokens from the start: equal names mean equal prefixes up to there. Tokens after the last named
+    block are its own. `session` is what a client would send as its cache key.
     """
 
     id: int
@@ -49,8 +50,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `at_s`: when it came, in seconds from the trace's start. `after` is the id of the request of its session before
-    it, which it followed by `think_s` seconds after that one's end."""
+    """One request. `at_s`: when it came, in seconds from the trace's start. `after` is the id of the request of its session that
+    it followed, `think_s` seconds after that one's end."""
 
     prompt: Prompt
     output_tokens: int
@@ -71,14 +72,13 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a trace is read: at most `limit` requests. The rest is for agents' sessions, whose starts the data lacks: they are drawn
-    by `seed` at `sessions_per_s`, without the sessions that grow beyond `most_input_tokens`, thinking `most_think_s` at most."""
+    """How a trace is read: at most `limit` requests. The rest is for agents' sessions, whose starts the data lacks: they are
+    drawn by `seed` at `sessions_per_s`, without the sessions that grow beyond `most_input_tokens`."""
 
     limit: int | None = None
     seed: int = 1
     sessions_per_s: float = 0.05
     most_input_tokens: int = 180_000
-    most_think_s: float = 600.0
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -89,7 +89,7 @@ class _MooncakeLine(msgspec.Struct):
 
 
 class _SessionLine(msgspec.Struct):
-    """`r`: seconds, tokens in and out, blocks, the request with the longest common prefix, blocks of it, think, service, nested."""
+    """`r`: seconds, tokens in and out, blocks, the request with the longest common prefix, its blocks, think, service, nested."""
 
     bs: int
     tool: int
@@ -220,10 +220,12 @@ def _mooncake(file: Path, stream: BinaryIO, reading: Reading) -> list[Request]:
 
 
 class _Sessions:
-    """Which session a prompt is a turn of, where the data does not say: that of the earlier prompt most of which it begins with."""
+    """Which session a prompt is a turn of, where the data does not say: that of the prompt of which it begins with the most."""
 
     def __init__(self) -> None:
-        self._owner: dict[int, tuple[int, int]] = {}  # of a block: the session that last held it as its own, and that prompt's blocks
+        self._owner: dict[
+            int, tuple[int, int]
+        ] = {}  # of a block: the session that last held it as its own, and that prompt's blocks
         self._count = 0
 
     def of(self, path: tuple[int, ...]) -> int:
@@ -237,7 +239,7 @@ class _Sessions:
         return session
 
 
-def shared(path: tuple[int, ...], held: Container[int]) -> int:
+def shared(path: Sequence[int], held: Container[int]) -> int:
     """How many of a path's blocks, from the start, are held, by what holds no block without those before it."""
     low, high = 0, len(path)
     while low < high:
@@ -296,7 +298,7 @@ def _sessions(file: Path, stream: BinaryIO, reading: Reading) -> list[Request]:
             break
         start_s += rng.expovariate(reading.sessions_per_s)
         room.take(number, sum(each[3] * row.bs // BLOCK_TOKENS for each in row.r))
-        requests.extend(_turns(file, number, row, names, Request(Prompt(len(requests), 1, (), session), 1, start_s), reading))
+        requests.extend(_turns(file, number, row, names, Request(Prompt(len(requests), 1, (), session), 1, start_s)))
         session += 1
     return requests[: reading.limit]
 
@@ -321,14 +323,14 @@ class _Names:
         return self._heads[tools, system]
 
 
-def _turns(file: Path, line: int, row: _SessionLine, names: _Names, first: Request, reading: Reading) -> Iterator[Request]:
+def _turns(file: Path, line: int, row: _SessionLine, names: _Names, first: Request) -> Iterator[Request]:
     """The requests of one session; `first` holds its first id, its number and its start."""
     if row.bs < 1 or BLOCK_TOKENS % row.bs or min(row.tool, row.sys) < 0 or max(row.tool, row.sys) > _MOST_TOKENS:
         _fail(file, line, f"blocks of {row.bs} tokens, {row.tool} of tools, {row.sys} of system prompt")
     scale, paths = BLOCK_TOKENS // row.bs, list[tuple[int, ...]]()
     for place, (at_s, tokens_in, tokens_out, blocks, like, kept, think_s, _, _) in enumerate(row.r):
         _check_tokens(file, line, tokens_in, tokens_out)
-        if not (-1 <= like < place and 0 <= kept and 0 <= blocks * row.bs <= tokens_in + row.bs and at_s >= 0):
+        if not (-1 <= like < place and kept >= 0 and 0 <= blocks * row.bs <= tokens_in + row.bs and at_s >= 0):
             _fail(file, line, f"r[{place}]: {blocks} blocks, {kept} of them from request {like}, at {at_s} s")
         wanted = min(blocks * row.bs, tokens_in) // BLOCK_TOKENS
         known = names.head(row.tool, row.sys)[:wanted] if like < 0 else paths[like][: min(kept // scale, wanted)]
@@ -338,5 +340,5 @@ def _turns(file: Path, line: int, row: _SessionLine, names: _Names, first: Reque
             max(tokens_out, 1),
             first.at_s + at_s,
             first.prompt.id + place - 1 if place else None,
-            min(max(think_s, 0.0), reading.most_think_s),
+            min(max(think_s, 0.0), _MOST_THINK_S),
         )

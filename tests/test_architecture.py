@@ -48,6 +48,8 @@ def arrows(name: str, tree: ast.Module, _: str) -> Violations:
 def may_import(name: str, target: str) -> bool:
     if within(name, ("engines",)):
         return within(target, ("engines", "gateway.request", "gateway.wire", "gateway.errors"))
+    if within(name, ("lab",)):
+        return within(target, ("lab", *LANGUAGE, *PURE))
     if within(name, LANGUAGE):
         return within(target, LANGUAGE)
     if within(name, PURE):
@@ -219,6 +221,7 @@ SAMPLES = [
     (arrows, "gateway.server.routes", "from gateway import app"),
     (arrows, "gateway.app", "import lab.replay"),
     (arrows, "engines.llamacpp", "from gateway.settings import Settings"),
+    (arrows, "lab.traces", "from gateway.session import Session"),
     (pure, "gateway.prompt.template", "import time"),
     (pure, "gateway.formats.machine", "from random import choice"),
     (pure, "gateway.dialects.openai_chat", "from http import client"),

@@ -63,19 +63,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: list[str]) -> None:
     tops = {name.split("/")[0] for name in wheel if ".dist-info/" not in name}
-    assert tops == {"gateway", "engines"}
-    assert {"gateway/py.typed", "engines/py.typed"} <= set(wheel)
+    assert tops == {"gateway", "engines", "lab"}
+    assert {"gateway/py.typed", "engines/py.typed", "lab/py.typed"} <= set(wheel)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel)
 
 
 def test_the_wheel_holds_every_module(wheel: list[str]) -> None:
-    modules = {str(file.relative_to(ROOT)) for top in ("gateway", "engines") for file in (ROOT / top).rglob("*.py")}
+    modules = {str(file.relative_to(ROOT)) for top in ("gateway", "engines", "lab") for file in (ROOT / top).rglob("*.py")}
     assert modules <= set(wheel)
 
 
 def test_every_import_is_a_stated_dependency_and_every_dependency_is_used() -> None:
     stated, extras = names(project()["dependencies"]), project()["optional-dependencies"]
-    imported = distributions("gateway", "engines")
+    imported = distributions("gateway", "engines", "lab")
     assert imported - names(extras["local"]) - names(extras["check"]) == stated - LOADED_BY_NAME
 
 

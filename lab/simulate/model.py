@@ -17,8 +17,8 @@ class EngineModel:
     of `block_tokens` tokens. `reserve`: an admitted request gets blocks for its `prompt` alone, and where they run out later the
     newest is put back and computed again (vLLM, SGLang); or for all of its `output` too (TensorRT-LLM's cautious mode).
 
-    The defaults are those of a 70B model on four GPUs of the H100's class: about 12,800 tokens of prefill a second, 1,000 blocks in
-    its own memory or 4,000 with a host's.
+    The defaults are those of a 70B model on four GPUs of the H100's class: about 12,800 tokens of prefill a second, 1,000 blocks
+    in its own memory or 4,000 with a host's.
     """
 
     step_s: float = 0.018

@@ -93,8 +93,8 @@ class LlmdLike(_Shadowed):
 
 
 class DynamoLike(LeastOutstanding):
-    """Dynamo's KV router: fewest blocks, those to be prefilled on the engine with this prompt's own, less what its cache holds, and
-    those of the requests that it answers. It knows the true caches, as by events."""
+    """Dynamo's KV router: fewest blocks, those to be prefilled on the engine with this prompt's own, less what its cache holds,
+    and those of the requests that it answers. It knows the true caches, as by events."""
 
     def __init__(self, truth: Truth, model: EngineModel, rng: random.Random) -> None:
         super().__init__(truth, model, rng)
@@ -136,8 +136,8 @@ class LmetricLike(_Shadowed):
 
 
 class LmetricPrecise(LeastOutstanding):
-    """LMetric as its paper has it: the prefill that is pending on the engine with this prompt's own, times requests, with the true
-    caches."""
+    """LMetric as its paper has it: the prefill that is pending on the engine with this prompt's own, times requests, with the
+    true caches."""
 
     def __init__(self, truth: Truth, model: EngineModel, rng: random.Random) -> None:
         super().__init__(truth, model, rng)

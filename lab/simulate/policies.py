@@ -89,7 +89,9 @@ class Session(RoundRobin):
 
     def choose(self, prompt: Prompt, now_s: float) -> int | None:
         """The engine that hashes highest with the session."""
-        return max(range(self._engines), key=lambda engine: blake2b(f"{prompt.session}/{engine}".encode(), digest_size=8).digest())
+        return max(
+            range(self._engines), key=lambda engine: blake2b(f"{prompt.session}/{engine}".encode(), digest_size=8).digest()
+        )
 
 
 class LeastOutstanding:

@@ -18,9 +18,10 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One run. `ttft` from the arrival at the gateway to the first token; `tpot` from the first to the last token, a token after the
-    first, of answers of two or more; `hit_rate` the share of all prompt tokens that were cached when the prompt was first admitted;
-    `imbalance` the most prefill work of an engine against the mean; `prefill_busy` the share of all engines' time that it took."""
+    """One run. `ttft` is the time from the arrival at the gateway to the first token; `tpot` that from the first token to the
+    last, over the tokens after the first, of answers of two or more; `hit_rate` the share of all prompt tokens that were cached
+    when their prompt was first admitted; `imbalance` the most prefill work of an engine against the mean; `prefill_busy` the share of
+    all engines' time that prefill took."""
 
     trace: str
     policy: str
@@ -82,6 +83,7 @@ def lines(made: Report) -> list[str]:
         f"  TPOT       mean {made.tpot.mean * 1e3:.1f} ms, p50 {made.tpot.p50 * 1e3:.1f}, p95 {made.tpot.p95 * 1e3:.1f},"
         f" p99 {made.tpot.p99 * 1e3:.1f}",
         f"  hit rate   {made.hit_rate:.1%} of the prompts' tokens",
-        f"  imbalance  {made.imbalance:.2f} (most prefill work of an engine against the mean), prefill {made.prefill_busy:.0%} of the time",
+        f"  imbalance  {made.imbalance:.2f} (most prefill work of an engine against the mean)",
+        f"  prefill    {made.prefill_busy:.0%} of the engines' time",
         f"  pre-empted {made.preempted}",
     ]

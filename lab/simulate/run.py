@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from lab.simulate.model import EngineModel
-from lab.simulate.policies import Make, Usage
+from lab.simulate.policies import Make, Policy, Usage
 from lab.simulate.replica import Job, Replica
 from lab.traces import Request, Trace
 
@@ -24,7 +24,7 @@ class Unroutable(Exception):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of the requests, in the trace's order, and of the engines. `too_long` are those that no engine has blocks for:
-    they and, in a closed loop, nothing else of theirs were left out."""
+    they were left out."""
 
     jobs: tuple[Job, ...]
     replicas: tuple[Replica, ...]
@@ -34,13 +34,16 @@ class Outcome:
 def simulate(
     trace: Trace, engines: int, make: Make, model: EngineModel, *, speed: float = 1.0, loop: Loop | None = None, seed: int = 1
 ) -> Outcome:
-    """Runs the trace, `speed` times as fast. `loop`: whether a session's next request comes when the last answer is read and thought
-    about (`closed`, in whose place a trace without thinks has `open`), or at its recorded time, however slow the fleet is."""
+    """Runs the trace, `speed` times as fast. `loop`: whether a session's next request comes when the last answer was read and
+    thought about (`closed`; a trace without thinks is `open`), or at its recorded time, however slow the fleet is."""
     if engines < 1 or speed <= 0:
         raise ValueError("a fleet has engines, and a trace a speed above zero")
-    run = _Run(trace, engines, make, model, speed, (loop or "closed") == "closed" and trace.paced, seed)
+    replicas = tuple(Replica(model) for _ in range(engines))
+    policy = make(_Fleet(replicas), model, random.Random(seed))  # noqa: S311  repeatable, not secret
+    run = _Run(replicas, policy, speed)
+    run.start(trace, model, closed=loop != "open" and trace.paced)
     run.drive()
-    return Outcome(tuple(run.done()), tuple(run.replicas), run.too_long)
+    return Outcome(tuple(run.done()), replicas, run.too_long)
 
 
 class _Fleet:
@@ -62,32 +65,26 @@ class _Fleet:
 
 
 class _Run:
-    def __init__(
-        self, trace: Trace, engines: int, make: Make, model: EngineModel, speed: float, closed: bool, seed: int
-    ) -> None:
-        self.replicas = [Replica(model) for _ in range(engines)]
+    def __init__(self, replicas: Sequence[Replica], policy: Policy, speed: float) -> None:
         self.too_long = 0
-        self._policy = make(_Fleet(self.replicas), model, random.Random(seed))  # noqa: S311  repeatable, not secret
+        self._replicas = replicas
+        self._policy = policy
         self._speed = speed
-        self._closed = closed
         self._events: list[tuple[float, int, Job | None, int]] = []  # moment, order, who arrives or which engine's step ends
         self._count = 0
         self._jobs: dict[int, Job] = {}
-        self._due: list[float | None] = [None] * engines  # when each engine's step ends: an event with another moment is void
+        self._due: list[float | None] = [None] * len(replicas)  # when each engine's step ends: other moments of it are void
         self._next: dict[int, Request] = {}
-        for request in trace.requests:
-            if model.blocks_for(request.prompt.tokens + request.output_tokens) > model.blocks:
-                self.too_long += 1
-        self._start(trace, model)
 
-    def _start(self, trace: Trace, model: EngineModel) -> None:
+    def start(self, trace: Trace, model: EngineModel, *, closed: bool) -> None:
         """The arrivals that are known beforehand. Where one of a session is left out, the next follows the one before it."""
         instead: dict[int, int | None] = {}
         for request in trace.requests:
             before = instead.get(request.after, request.after) if request.after is not None else None
             if model.blocks_for(request.prompt.tokens + request.output_tokens) > model.blocks:
+                self.too_long += 1
                 instead[request.prompt.id] = before
-            elif self._closed and before is not None:
+            elif closed and before is not None:
                 self._next[before] = request
             else:
                 self._arrive(request, request.at_s / self._speed)
@@ -122,7 +119,7 @@ class _Run:
 
     def _send(self, job: Job, engine: int, now_s: float) -> None:
         job.engine = engine
-        self._wake(engine, self.replicas[engine].add(job, now_s))
+        self._wake(engine, self._replicas[engine].add(job, now_s))
 
     def _wake(self, engine: int, moment_s: float | None) -> None:
         if moment_s is not None:
@@ -130,7 +127,7 @@ class _Run:
             self._push(moment_s, None, engine)
 
     def _step(self, engine: int, now_s: float) -> None:
-        replica = self.replicas[engine]
+        replica = self._replicas[engine]
         self._due[engine] = None
         self._wake(engine, replica.advance(now_s))
         for job in replica.first:
