@@ -12,6 +12,7 @@ from gateway.routing.prefill import Work
 _WINDOW_S = 60.0
 _LEAST_UNITS = 8
 _SHRINK, _GROW = 0.95, 1.10
+_LEAST_SHARE, _MOST_SHARE = 0.2, 64.0  # of what it says; the most is for tiers that it does not count
 _WRONG_UNITS, _WRONG_IN_A_ROW = 8, 3
 _ANSWER_TOKENS, _HOLD_S = 256.0, 20.0  # until they are seen
 
@@ -126,14 +127,14 @@ class Account:
         """Learns the capacity from what the engine says it had of a prompt. True: it was wrong three times in a row, and holds
         nothing that we know of. None is unknown until the engine has once said a number; then it is 0."""
         self._reports = self._reports or reported is not None
-        if not self._reports:
+        if not self._reports or not charge.prompt:  # while it waited, others took what was there
             return False
         had = int((reported or 0) / charge.unit_tokens)
         tolerated = max(2, charge.matched // 16)
         if had + tolerated < charge.matched:
-            self._capacity = max(float(_LEAST_UNITS), self._capacity * _SHRINK)
+            self._capacity = max(self._capacity * _SHRINK, self._told_units * _LEAST_SHARE)
         elif had > charge.matched + tolerated:
-            self._capacity *= _GROW
+            self._capacity = min(self._capacity * _GROW, self._told_units * _MOST_SHARE)
         if charge.matched >= _WRONG_UNITS:
             self._wrong = 0 if reported else self._wrong + 1
         if self._wrong < _WRONG_IN_A_ROW:

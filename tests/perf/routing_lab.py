@@ -96,10 +96,10 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def run(lab: ModuleType, case: str, name: str, limit: int | None, seed: int) -> str:
-    """One policy over one case: the simulator's own line, and how good the predictions were."""
+def run(lab: ModuleType, case: str, name: str, limit: int | None, drawn: tuple[float, int]) -> str:
+    """One policy over one case, `drawn` sessions a second and seed: the simulator's line, and how good the predictions were."""
     trace, engines, blocks, speed = CASES[case]
-    requests = lab.load(trace, limit, 0.05, seed)
+    requests = lab.load(trace, limit, *drawn)
     if trace != "agentic":
         requests = [each for each in requests if len(each.path) + each.nout // lab.BS + 2 < blocks * 0.9]
     held = {"cost": None, "cost_q": 1.0}
@@ -129,6 +129,7 @@ def main() -> None:
     arguments.add_argument("simulator", nargs="?", type=Path, default=ROOT.parent / "shared" / "tools" / "routing_sim.py")
     arguments.add_argument("--case", default="A,F")
     arguments.add_argument("--limit", type=int)
+    arguments.add_argument("--rate", type=float, default=0.05)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--policies", default="cost,cost_q,ours,ours_q")
     told = arguments.parse_args()
@@ -139,7 +140,7 @@ def main() -> None:
     for case in told.case.split(","):
         print(f"case {case}: {CASES[case]}\n{lab.HDR}", flush=True)
         for name in told.policies.split(","):
-            print(run(lab, case, name, told.limit, told.seed), flush=True)
+            print(run(lab, case, name, told.limit, (told.rate, told.seed)), flush=True)
 
 
 if __name__ == "__main__":

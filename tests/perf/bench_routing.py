@@ -1,0 +1,134 @@
+"""What a routing decision costs: CPU of the calling thread, and memory of the index.
+
+    python tests/perf/bench_routing.py [--tokens 32768] [--rounds 400] [--entries 2000000]
+
+The prompts are turns of conversations that the engines hold most of; the keys of a turn are counted apart from the choice.
+Prints one line a fleet and one for the index; exits 1 where a goal is missed.
+"""
+
+import argparse
+import gc
+import random
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+
+from gateway.routing.chain import ChainCache, packed, token_chain
+from gateway.routing.choice import Query, Tuning
+from gateway.routing.prefix import PrefixIndex
+from gateway.routing.router import Router
+from gateway.routing.view import EngineView, FleetView
+
+CHUNK = 128
+GOALS_US = {8: (400, 1000), 64: (1500, 1500)}  # engines: p50, p99
+GOAL_MIB = 350
+KEY_BITS = 56
+
+
+def cpu_us(call: Callable[[], object]) -> float:
+    """Microseconds of CPU for one call."""
+    begun = time.thread_time_ns()
+    call()
+    return (time.thread_time_ns() - begun) / 1e3
+
+
+def part(values: list[float], share: float) -> float:
+    """A quantile."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+class Conversations:
+    """Some that grow by 600 tokens a turn around a length, over a fleet that they warm."""
+
+    def __init__(self, engines: int, tokens: int) -> None:
+        self.chance = random.Random(1)
+        self.view = FleetView(tuple(EngineView(f"e{number}", ready=True) for number in range(engines)))
+        self.router = Router(Tuning(chunk_tokens=CHUNK, hold_s=None), self.chance)
+        self.cache = ChainCache(CHUNK, 64 << 20)
+        self.now_s = 0.0
+        self.turns = 0
+        self.tokens = tokens
+        self.prompts = [self._ids(tokens - 3000) for _ in range(4 * engines if engines < 32 else 64)]
+
+    def _ids(self, count: int) -> list[int]:
+        return [self.chance.randrange(150_000) for _ in range(count)]
+
+    def turn(self) -> tuple[float, float, float, float]:
+        """Microseconds of CPU for packing the ids, for the keys of the turn, for those of an unknown prompt, and for the choice."""
+        at = self.turns % len(self.prompts)
+        self.turns += 1
+        self.now_s += 0.3
+        if len(self.prompts[at]) > self.tokens:
+            self.prompts[at] = self._ids(self.tokens - 3000)
+        self.prompts[at] = ids = self.prompts[at] + self._ids(600)
+        data = packed(ids)
+        packing_us = cpu_us(lambda: packed(ids))
+        cold_us = cpu_us(lambda: token_chain(data, CHUNK))
+        keys: list[tuple[int, ...]] = []
+        turn_us = cpu_us(lambda: keys.append(self.cache.chain(data)))
+        query = Query(str(self.turns), keys[0], len(ids))
+        choice_us = cpu_us(lambda: self.router.choose(query, self.view, self.now_s))
+        self.router.first_token(query.request, self.now_s + 0.2)
+        if self.turns > 16:
+            self.router.finished(str(self.turns - 16), self.now_s, 300, len(ids) // 2)
+        return packing_us, turn_us, cold_us, choice_us
+
+
+def decisions(engines: int, tokens: int, rounds: int) -> bool:
+    """Prints what a decision costs over a fleet; whether the goals are met."""
+    load = Conversations(engines, tokens)
+    for _ in range(2 * len(load.prompts)):
+        load.turn()
+    gc.freeze()
+    packing, turn, cold, choice = zip(*(load.turn() for _ in range(rounds)), strict=True)
+    both = [a + b for a, b in zip(turn, choice, strict=True)]
+    p50, p99 = GOALS_US[engines]
+    met = part(both, 0.5) < p50 and part(both, 0.99) < p99
+    shown = [("choice", choice), ("keys of a turn", turn), ("keys of a new prompt", cold), ("packing", packing), ("both", both)]
+    figures = ", ".join(f"{name} {part(list(values), 0.5):.0f} / {part(list(values), 0.99):.0f}" for name, values in shown)
+    print(
+        f"{engines} engines, {tokens} tokens, us p50 / p99: {figures}; goal of both {p50} / {p99}: {'met' if met else 'MISSED'}"
+    )
+    return met
+
+
+def memory(entries: int) -> bool:
+    """Prints what an entry of a full index takes, over 64 engines; whether it stays so while it turns over."""
+    chance = random.Random(2)
+    gc.collect()
+    tracemalloc.start()
+    index = PrefixIndex(entries)
+    maps = [index.of(f"e{number}", entries) for number in range(64)]
+    sizes = []
+    for rounds in range(3):
+        for number in range(entries // 256 + 64 if rounds == 0 else entries // 1024):
+            each = maps[number % 64]
+            keys = tuple(chance.getrandbits(KEY_BITS) for _ in range(256))
+            each.touch(keys, index.stamp(float(number)))
+            index.trim(each)
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    most_mib = max(sizes) / 2**20 * (2_000_000 / entries)
+    met = most_mib <= GOAL_MIB and len(index) <= entries
+    each_b = max(sizes) / len(index)
+    print(
+        f"index of {len(index)} entries: {each_b:.0f} B an entry, 2 M in {most_mib:.0f} MiB; goal {GOAL_MIB}: {'met' if met else 'MISSED'}"
+    )
+    return met
+
+
+def main() -> None:
+    """See the module."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--tokens", type=int, default=32_768)
+    arguments.add_argument("--rounds", type=int, default=400)
+    arguments.add_argument("--entries", type=int, default=2_000_000)
+    told = arguments.parse_args()
+    met = [decisions(engines, told.tokens, told.rounds) for engines in GOALS_US]
+    met.append(memory(told.entries))
+    sys.exit(not all(met))
+
+
+if __name__ == "__main__":
+    main()
