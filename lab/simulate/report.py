@@ -20,8 +20,8 @@ class Spread(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """One run. `ttft` is the time from the arrival at the gateway to the first token; `tpot` that from the first token to the
     last, over the tokens after the first, of answers of two or more; `hit_rate` the share of all prompt tokens that were cached
-    when their prompt was first admitted; `imbalance` the most prefill work of an engine against the mean; `prefill_busy` the share of
-    all engines' time that prefill took."""
+    when their prompt was first admitted; `imbalance` the most prefill work of an engine against the mean; `prefill_busy` the
+    share of all engines' time that prefill took."""
 
     trace: str
     policy: str
