@@ -15,7 +15,8 @@ _PRIOR_WORK_S = 10.0  # seconds of work before its speed is half believed
 _SHAPE = 4.0  # no cause is believed to cost so many times more or less than the others do, against the prior
 _SURPRISE = 3.0  # what took so many times longer than predicted counts as so many: an engine that hung
 _FACTOR_PRIOR_S = 20.0  # seconds of work before an engine's own factor is half believed
-_ENOUGH_S = 10.0  # of an engine that is never idle: what it had begun by then, or left, is little of that
+_ALIKE = 1.3  # engines that differ by less are the same: what is seen of each is too rough, and would draw work to one of them
+_ENOUGH_S = 60.0  # of an engine that is never idle: what it had begun by then, or left, is little of that
 
 Work = tuple[float, float, float]
 
@@ -87,7 +88,8 @@ class PrefillModel:
         past = past[0] * _DECAY + done[0], past[1] * _DECAY + done[1], past[2] * _DECAY + done[2]
         seen_s = seen_s * _DECAY + took_s
         self._seen[engine] = seen_s, past
-        factor = self._known[engine] = (seen_s + _FACTOR_PRIOR_S) / (self._shared(past) + _FACTOR_PRIOR_S)
+        factor = (seen_s + _FACTOR_PRIOR_S) / (self._shared(past) + _FACTOR_PRIOR_S)
+        factor = self._known[engine] = 1.0 if 1 / _ALIKE < factor < _ALIKE else factor
         took_s /= factor
         self._took_s = self._took_s * _DECAY + took_s
         self._expected_s = self._expected_s * _DECAY + sum(done)

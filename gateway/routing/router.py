@@ -119,6 +119,7 @@ class Router:
         held.settle(charge.keys)
         if charge.first_s is None:
             held.drop_unproved(charge.keys, charge.matched, charge.stamp)
+        self._index.trim(held)
 
     def engine_lost(self, engine: str) -> None:
         """It was restarted, or is gone: it holds nothing. Its requests end by themselves."""

@@ -55,7 +55,7 @@ class Conversations:
         return [self.chance.randrange(150_000) for _ in range(count)]
 
     def turn(self) -> tuple[float, float, float, float]:
-        """Microseconds of CPU for packing the ids, for the keys of the turn, for those of an unknown prompt, and for the choice."""
+        """Microseconds of CPU: packing the ids, the keys of the turn, those of an unknown prompt, and the choice."""
         at = self.turns % len(self.prompts)
         self.turns += 1
         self.now_s += 0.3
@@ -112,9 +112,8 @@ def memory(entries: int) -> bool:
     most_mib = max(sizes) / 2**20 * (2_000_000 / entries)
     met = most_mib <= GOAL_MIB and len(index) <= entries
     each_b = max(sizes) / len(index)
-    print(
-        f"index of {len(index)} entries: {each_b:.0f} B an entry, 2 M in {most_mib:.0f} MiB; goal {GOAL_MIB}: {'met' if met else 'MISSED'}"
-    )
+    figures = f"index of {len(index)} entries: {each_b:.0f} B an entry, 2 M in {most_mib:.0f} MiB"
+    print(f"{figures}; goal {GOAL_MIB}: {'met' if met else 'MISSED'}")
     return met
 
 
