@@ -23,6 +23,7 @@ def command(
     limit: Annotated[int | None, typer.Option(help="Read so many requests at most.", min=1)] = None,
     speed: Annotated[float, typer.Option(help="The trace's clock: 2 lets requests come, and users think, twice as fast.")] = 1.0,
     copies: Annotated[int, typer.Option(help="So many times the sessions, none like another.", min=1)] = 1,
+    sessions_per_s: Annotated[float, typer.Option(help="Sessions of agents that begin in a second.")] = 0.05,
     blocks: Annotated[int, typer.Option(help="KV blocks of 512 tokens of one engine.", min=1)] = 4000,
     reserve: Annotated[Reserve, typer.Option(help="What an admitted request gets blocks for: prompt or output.")] = "prompt",
     loop: Annotated[Loop, typer.Option(help="Sessions of agents: closed (an answer, a thought, the next) or open.")] = "closed",
@@ -32,10 +33,11 @@ def command(
     """Simulate a fleet of engines under a recorded load, and say what a routing policy makes of it."""
     if policy not in POLICIES:
         raise typer.BadParameter(f"{policy!r} is none of {', '.join(POLICIES)}", param_hint="--policy")
-    if not 0 < speed < float("inf"):
-        raise typer.BadParameter("is above zero", param_hint="--speed")
+    for value, option in ((speed, "--speed"), (sessions_per_s, "--sessions-per-s")):
+        if not 0 < value < float("inf"):
+            raise typer.BadParameter("is above zero", param_hint=option)
     try:
-        trace = multiplied(read(file, Reading(limit=limit, seed=seed)), copies)
+        trace = multiplied(read(file, Reading(limit=limit, seed=seed, sessions_per_s=sessions_per_s)), copies)
     except TraceError as error:
         _fail(str(error), 2)
     model = EngineModel(blocks=blocks, block_tokens=trace.block_tokens, reserve=reserve)

@@ -67,7 +67,7 @@ class EngineModel:
 @dataclass(frozen=True, slots=True)
 class Leap:
     """Steps in which nothing changes but that every answer grows by a token: the first takes `first_s`, each `growth_s` more than
-    the one before."""
+    the one before, which is no more than `first_s`: an answer has read a token at least."""
 
     start_s: float
     first_s: float
@@ -86,6 +86,8 @@ class Leap:
     def steps_until(self, moment_s: float) -> int:
         """After how many steps the engine looks at its queue first, at this moment or later; at least the one it is in."""
         gone, half = moment_s - self.start_s, self.growth_s / 2
+        if gone <= 0:
+            return 1
         linear = self.first_s - half
         guess = gone / self.first_s if half == 0 else 2 * gone / (linear + sqrt(linear * linear + 4 * half * gone))
         steps = min(max(1, ceil(guess)), self.steps)

@@ -114,7 +114,6 @@ class Replica:
             job.first_s = now_s
         for job in self.finished:
             job.done_s = now_s
-        self._blocked = self._blocked and not self.finished
         return self._begin(now_s)
 
     def _cut(self, steps: int) -> None:

@@ -126,6 +126,34 @@ def test_the_newest_is_put_back_and_computed_again() -> None:
     assert second.first_s < first.done_s < second.done_s
 
 
+def test_what_was_not_computed_is_not_cached() -> None:
+    """An answer grows into the blocks of a prompt that is half prefilled: only the computed half of its blocks may be found."""
+    replica = Watched(model(8, "prompt", step_tokens=17))
+    warm, long = tuple(range(2)), tuple(range(6))
+    jobs = [
+        Job(Request(Prompt(0, 2 * BLOCK, warm, 0), 1, 0.0), 0.0),
+        Job(Request(Prompt(1, 2 * BLOCK - 3, (), 1), 40, 0.0), 0.0),
+        Job(Request(Prompt(2, 6 * BLOCK, long, 2), 2, 0.0), 0.0),
+    ]
+    due_s = replica.add(jobs[0], 0.0)
+    while due_s is not None:
+        due_s = replica.advance(due_s)
+    due_s = replica.add(jobs[1], 10.0)
+    while jobs[1].first_s < 0 and due_s is not None:
+        due_s = replica.advance(due_s)
+    replica.blocks.capacity = replica.blocks.used + 5  # so that the prompt fits, and nothing after it
+    cut_s = replica.add(jobs[2], jobs[1].first_s)
+    due_s = due_s if cut_s is None else cut_s
+    while not replica.preemptions and due_s is not None:
+        due_s = replica.advance(due_s)
+    assert jobs[2].first_s < 0
+    assert 2 <= replica.blocks.cached(long) <= jobs[2].computed // BLOCK < 5
+    while due_s is not None:
+        due_s = replica.advance(due_s)
+    assert jobs[2].cached_tokens == 2 * BLOCK
+    assert jobs[2].done_s > jobs[1].done_s > 0
+
+
 def test_a_step_takes_what_the_model_says() -> None:
     engine = EngineModel(step_s=1, decode_s=0.1, context_s=0.01, prefill_s=0.001, attention_s=0.0001, step_tokens=8)
     (job,) = simulate(Trace("one", (Request(Prompt(0, 10, (), 0), 3, 5.0),)), 1, POLICIES["round_robin"], engine).jobs

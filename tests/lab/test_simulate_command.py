@@ -55,6 +55,7 @@ def test_an_open_loop_and_a_cautious_engine(monkeypatch: pytest.MonkeyPatch, cap
         ((DATA / "chats.jsonl", "--engines", "0"), 2, "--engines"),
         ((DATA / "chats.jsonl", *ENGINES, "--policy", "best"), 2, "--policy"),
         ((DATA / "chats.jsonl", *ENGINES, "--speed", "0"), 2, "--speed"),
+        ((DATA / "agents.jsonl", *ENGINES, "--sessions-per-s", "-1"), 2, "--sessions-per-s"),
         ((DATA / "chats.jsonl", *ENGINES, "--loop", "wide"), 2, "--loop"),
         ((DATA / "chats.jsonl", *ENGINES, "--copies", "1000000"), 2, "copies are more than"),
         ((DATA / "lengths.csv", "--engines", "1", "--blocks", "1", "--limit", "2"), 1, "every request is longer"),

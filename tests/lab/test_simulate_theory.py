@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.wire.jsonio import encode
 from lab.simulate.model import EngineModel, Leap, Reserve
@@ -137,6 +139,21 @@ def test_a_leap_is_cut_at_the_first_step_that_ends_late_enough() -> None:
             assert leap.steps_until(end_s - 1e-6) == steps
             assert leap.steps_until(end_s + 1e-6) == min(steps + 1, 1000)
         assert leap.steps_until(10.0) == 1
+
+
+@given(
+    st.floats(0, 1e4),
+    st.floats(1e-4, 10),
+    st.one_of(st.just(0.0), st.floats(1e-9, 1e-2)),
+    st.integers(1, 100_000),
+    st.floats(0, 1.1),
+)
+def test_no_step_before_it_ends_late_enough(start_s: float, first_s: float, growth_s: float, count: int, share: float) -> None:
+    leap = Leap(start_s, first_s, growth_s, count)
+    moment_s = start_s + share * (leap.end_s - start_s)
+    steps = leap.steps_until(moment_s)
+    assert steps == count or leap.after(steps) >= moment_s
+    assert steps == 1 or leap.after(steps - 1) < moment_s
 
 
 def test_the_numbers_of_a_spread() -> None:
