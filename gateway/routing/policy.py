@@ -58,11 +58,12 @@ def eligible(view: FleetView, *, avoid: Collection[str] = (), weights: str | Non
         return Field((), min((engine.rests_s for engine in candidates), default=None))
     again = bool(avoid)
     out = _ejected(view)
-    fit = [engine for engine in awake if engine.id not in out]
-    ranks = [(engine.full, again and engine.failing >= _FAILS) for engine in fit or awake]
-    first = min(ranks)
-    engines = tuple(engine for engine, rank in zip(fit or awake, ranks, strict=True) if rank == first)
-    return Field(engines, None, not fit, again, weights is not None, len(view.engines) == 1)
+    fit = [engine for engine in awake if engine.id not in out] if out else awake
+    places = fit or awake
+    places = [engine for engine in places if not engine.full] or places
+    if again:
+        places = [engine for engine in places if engine.failing < _FAILS] or places
+    return Field(tuple(places), None, not fit, again, weights is not None, len(view.engines) == 1)
 
 
 def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None = None) -> Decision:

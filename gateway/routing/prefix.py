@@ -133,6 +133,10 @@ class PrefixIndex:
     def __len__(self) -> int:
         return sum(len(each) for each in self._maps.values())
 
+    def get(self, engine: str) -> EngineMap | None:
+        """The map of an engine that has one."""
+        return self._maps.get(engine)
+
     def of(self, engine: str, capacity: int) -> EngineMap:
         """The map of an engine; a new one has this capacity."""
         found = self._maps.get(engine)
