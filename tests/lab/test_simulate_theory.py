@@ -141,15 +141,12 @@ def test_a_leap_is_cut_at_the_first_step_that_ends_late_enough() -> None:
         assert leap.steps_until(10.0) == 1
 
 
+@settings(deadline=None)
 @given(
-    st.floats(0, 1e4),
-    st.floats(1e-4, 10),
-    st.one_of(st.just(0.0), st.floats(1e-9, 1e-2)),
-    st.integers(1, 100_000),
-    st.floats(0, 1.1),
+    st.floats(0, 1e4), st.floats(1e-4, 10), st.sampled_from([0.0, 1e-7, 1e-3, 1.0]), st.integers(1, 100_000), st.floats(0, 1.1)
 )
-def test_no_step_before_it_ends_late_enough(start_s: float, first_s: float, growth_s: float, count: int, share: float) -> None:
-    leap = Leap(start_s, first_s, growth_s, count)
+def test_no_step_before_it_ends_late_enough(start_s: float, first_s: float, growth: float, count: int, share: float) -> None:
+    leap = Leap(start_s, first_s, growth * first_s, count)
     moment_s = start_s + share * (leap.end_s - start_s)
     steps = leap.steps_until(moment_s)
     assert steps == count or leap.after(steps) >= moment_s
