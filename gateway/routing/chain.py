@@ -1,6 +1,6 @@
-"""Chained keys of a prompt: key i stands for its chunks 0 to i, so that two prompts share a key only where they share all
-before it.
- The keys are our own, whatever the engines hash: 56 bits of SHA-256 over the key before and the chunk, the same in every
+"""Chained keys of a prompt: key i stands for its chunks 0 to i, so that two prompts share it only where they share all up to it.
+
+The keys are our own, whatever the engines hash: 56 bits of SHA-256 over the key before and the chunk, the same in every
 process, and not to be forged by a client who wants another's prompt to look cached. A chain can be gone on with from any of its
 keys.
 """

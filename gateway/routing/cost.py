@@ -1,7 +1,8 @@
 """What a request costs on one engine, in seconds: where it gets its first token soonest, the delay it puts on others counted in.
 
     cost = wait + memory + kappa x prefill + eviction + standing
- No modes, no thresholds. A hot prefix is copied by itself, once the wait at its holder is longer than kappa times the prefill
+
+No modes, no thresholds. A hot prefix is copied by itself, once the wait at its holder is longer than kappa times the prefill
 that a copy costs; a conversation moves when the wait is worth making its prompt anew.
 """
 

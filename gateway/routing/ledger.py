@@ -1,5 +1,6 @@
 """What was sent to the engines of one model and is not over, and what is believed of each engine for it.
- A charge is owned by its request: opened as it is sent, closed once, however it ends. Sums are whole numbers (nanoseconds,
+
+A charge is owned by its request: opened as it is sent, closed once, however it ends. Sums are whole numbers (nanoseconds,
 units), so that with no request open each of them is exactly 0.
 """
 

@@ -1,5 +1,6 @@
 """How long an engine takes for a prompt: learned from first tokens.
- Seconds = p x new + q x new x (context + new / 2) + step x chunks, `new` being the tokens that are not cached. The three are
+
+Seconds = p x new + q x new x (context + new / 2) + step x chunks, `new` being the tokens that are not cached. The three are
 fitted by least squares that forgets, started from, and held a little to, a large model on a fast machine; none can be negative.
 Engines of one model share the fit; each has a factor of its own, believed as far as it was measured.
 """

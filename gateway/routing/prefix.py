@@ -1,15 +1,16 @@
 """What each engine of one model is believed to hold of prompts: keys by last use, bounded by one budget.
- Each map is closed: who holds a key holds all before it in its chain. So a match is a binary search, and the leaf goes first:
-it is touched before its root. What running requests hold cannot leave. Invariant: of an unpinned key, all that continue it are
-older.
+
+Each map is closed: who holds a key holds all before it in its chain. So a match is a binary search, and the leaf goes first.
+What running requests hold cannot leave. The order is kept by uses, not by keys: a queue of whole prompts, of which those keys
+count that were not used again since. That takes half the memory of a linked list of keys, and a use costs less.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Container, Sequence
 from math import inf, nextafter
 
-_ROTATIONS = 512  # pinned keys that one trim steps over: what is pinned beyond that may stand over the capacity
 _BATCH = 64  # keys that leave one engine before the oldest is looked for again
+_SLACK = 1024  # keys that the queue may hold beyond twice those of the map
 
 
 def shared(keys: Sequence[int], held: Container[int], most: int | None = None) -> int:
@@ -27,12 +28,17 @@ def shared(keys: Sequence[int], held: Container[int], most: int | None = None) -
 
 
 class EngineMap:
-    """The keys of one engine. `capacity` in keys; `expected`: room that the answers of running requests will take."""
+    """The keys of one engine. `capacity` in keys; `expected`: room that the answers of running requests will take.
 
-    __slots__ = ("_pins", "_used", "capacity", "expected")
+    Invariant: a key that no request holds stands in the queue with its last use, and all that continue it stand before it.
+    """
+
+    __slots__ = ("_pins", "_queued", "_used", "_uses", "capacity", "expected")
 
     def __init__(self, capacity: int) -> None:
-        self._used: OrderedDict[int, float] = OrderedDict()
+        self._used: dict[int, float] = {}
+        self._uses: deque[tuple[float, Sequence[int]]] = deque()
+        self._queued = 0
         self._pins: Counter[int] = Counter()
         self.capacity = capacity
         self.expected = 0
@@ -48,7 +54,18 @@ class EngineMap:
     @property
     def oldest(self) -> float:
         """When the next key to leave was last used; infinity: there is none."""
-        return self._used[next(iter(self._used))] if self._used else inf
+        used, uses, pins = self._used, self._uses, self._pins
+        while uses:
+            stamp, keys = uses[0]
+            if keys and used.get(keys[-1]) == stamp and keys[-1] not in pins:
+                return stamp
+            uses.popleft()
+            self._queued -= len(keys)
+            left = self._left(stamp, keys)
+            if left:
+                uses.appendleft((stamp, keys[:left]))
+                self._queued += left
+        return inf
 
     def match(self, keys: Sequence[int]) -> int:
         """How many keys, from the root, it holds."""
@@ -68,14 +85,15 @@ class EngineMap:
         self.touch(keys, stamp)
 
     def touch(self, keys: Sequence[int], stamp: float) -> None:
-        """They are held, and were used now: the leaf first."""
-        used, to_end = self._used, self._used.move_to_end
-        for key in reversed(keys):
-            used[key] = stamp
-            to_end(key)
+        """They are held, and were used now."""
+        self._used.update(dict.fromkeys(keys, stamp))
+        self._uses.append((stamp, keys))
+        self._queued += len(keys)
+        if self._queued > 2 * len(self._used) + _SLACK:
+            self._compact()
 
     def unpin(self, keys: Sequence[int]) -> None:
-        """The request is over. To be followed by `touch` or `settle`: a leaf that was pinned may have been passed over."""
+        """The request is over. To be followed by a `touch` of what is held of it: what was pinned may have left the queue."""
         pins = self._pins
         for key in keys:
             left = pins[key] - 1
@@ -83,13 +101,6 @@ class EngineMap:
                 pins[key] = left
             else:
                 del pins[key]
-
-    def settle(self, keys: Sequence[int]) -> None:
-        """Brings what is held of these in order again, the leaf first, without a new use."""
-        used = self._used
-        for key in reversed(keys):
-            if key in used:
-                used.move_to_end(key)
 
     def drop_unproved(self, keys: Sequence[int], matched: int, stamp: float) -> None:
         """The request never got a first token: what only it would have brought is not there."""
@@ -106,20 +117,55 @@ class EngineMap:
 
     def evict(self, count: int) -> int:
         """Lets so many leave, the least recently used first; how many could."""
-        used, pins = self._used, self._pins
-        gone = rotated = 0
-        while gone < count and rotated < _ROTATIONS and len(used) > len(pins):
-            key, stamp = used.popitem(last=False)
-            if key in pins:
-                used[key] = stamp
-                rotated += 1
-            else:
+        gone = 0
+        while gone < count and self.oldest < inf:
+            stamp, keys = self._uses.popleft()
+            self._queued -= len(keys)
+            left = len(keys)
+            while left and gone < count:
+                key = keys[left - 1]
+                if self._used.get(key) != stamp or key in self._pins:
+                    break  # so it is with all before it
+                del self._used[key]
                 gone += 1
+                left -= 1
+            if gone == count and left:
+                self._uses.appendleft((stamp, keys[:left]))
+                self._queued += left
         return gone
 
     def clear(self) -> None:
         """The engine holds nothing any more. Requests that still run keep their pins: they let go themselves."""
         self._used.clear()
+        self._uses.clear()
+        self._queued = 0
+
+    def _left(self, stamp: float, keys: Sequence[int]) -> int:
+        """How many of the keys of a use may still leave by it, from the root: none, where the last that is held was used again,
+        or is pinned and comes back when its request is over."""
+        left = len(keys)
+        while left and keys[left - 1] not in self._used:
+            left -= 1
+        current = left and self._used[keys[left - 1]] == stamp and keys[left - 1] not in self._pins
+        return left if current else 0
+
+    def _compact(self) -> None:
+        """Leaves in the queue what counts. Of one prompt that are the last keys: those before were used again with others."""
+        kept: deque[tuple[float, Sequence[int]]] = deque()
+        self._queued = 0
+        for stamp, keys in self._uses:
+            low = high = self._left(stamp, keys)
+            first = 0
+            while first < low:
+                middle = (first + low) // 2
+                if self._used[keys[middle]] == stamp:
+                    low = middle
+                else:
+                    first = middle + 1
+            if low < high:
+                kept.append((stamp, keys[low:high]))
+                self._queued += high - low
+        self._uses = kept
 
 
 class PrefixIndex:

@@ -1,5 +1,6 @@
 """The router of one model: chooses an engine and charges it in one call, so that a burst cannot choose by one picture.
- The caller says when a first token came, and when and how a request ended; from that alone come the load, the speed, the
+
+The caller says when a first token came, and when and how a request ended; from that alone come the load, the speed, the
 capacity and what is believed to be cached. Every dispatch enters the index, whatever policy chose the engine.
 """
 
@@ -116,9 +117,9 @@ class Router:
         if charge is None:
             return
         held = self._release(charge)
-        held.settle(charge.keys)
         if charge.first_s is None:
             held.drop_unproved(charge.keys, charge.matched, charge.stamp)
+        held.touch(charge.keys[: held.match(charge.keys)], self._index.stamp(now_s))
         self._index.trim(held)
 
     def engine_lost(self, engine: str) -> None:

@@ -112,7 +112,7 @@ def test_what_runs_stays_and_answers_take_room() -> None:
     engine.trim()
     assert (engine.match((1, 2)), engine.match((3, 4))) == (2, 0)  # over its capacity, as the engine is
     engine.unpin((1, 2))
-    engine.settle((1, 2))
+    engine.touch((1, 2), 2.0)
     engine.trim()
     assert len(engine) == 0
 
@@ -187,9 +187,9 @@ class Closed(RuleBasedStateMachine):
             self.map.touch(keys, self.index.stamp(0.0))
             self.index.trim(self.map)
         else:
-            self.map.settle(keys)
             if end == "unproved":
                 self.map.drop_unproved(keys, matched, stamp)
+            self.map.touch(keys[: self.map.match(keys)], self.index.stamp(0.0))
             self.index.trim(self.map)
 
     @rule(capacity=st.integers(1, 20))
@@ -207,6 +207,16 @@ class Closed(RuleBasedStateMachine):
         for key in self.map._used:
             before = key // 3
             assert before == 1 or before in self.map._used
+
+    @invariant()
+    def what_may_leave_is_in_the_queue(self) -> None:
+        queued = {key for stamp, keys in self.map._uses for key in keys if self.map._used.get(key) == stamp}
+        assert self.map._used.keys() - self.map._pins.keys() <= queued
+        assert self.map._queued == sum(len(keys) for _, keys in self.map._uses)
+
+    @rule()
+    def compact(self) -> None:
+        self.map._compact()
 
     @invariant()
     def holds_what_runs(self) -> None:
