@@ -164,3 +164,13 @@ def test_the_gateway_holds_what_has_no_room_and_sends_it_when_there_is() -> None
     policy.finished(big, 0, Usage(0, 5), 3.0)
     assert policy.released(3.0) == [(late, 0)]
     assert policy.released(3.0) == ()
+
+
+def test_the_gateway_is_told_what_engines_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[tuple[object, ...]]()
+    policy = GatewayPolicy(Tuning(), Scene(2), MODEL, rng())
+    monkeypatch.setattr(policy._router, "first_token", lambda *said: told.append(said))
+    monkeypatch.setattr(policy._router, "finished", lambda *said: told.append(said))
+    policy.first_token(prompt(7, 1), 0, 1.0)
+    policy.finished(prompt(7, 1), 0, Usage(64, 9), 2.0)
+    assert told == [("7", 1.0), ("7", 2.0, 9, 64)]

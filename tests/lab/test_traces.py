@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import traces
 from lab.traces import BLOCK_TOKENS, Prompt, Reading, Request, Trace, TraceError, multiplied, read, shared
 
 DATA = Path(__file__).parent.parent / "data" / "traces"
@@ -131,3 +132,27 @@ def test_a_line_has_an_end(trace_file: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
         read(tmp_path / "none.jsonl")
+
+
+def test_what_is_kept_is_bounded(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_file.write_text(f"{ROW}\n{ROW}\n{ROW}\n")
+    monkeypatch.setattr(traces, "MOST_REQUESTS", 2)
+    with pytest.raises(TraceError, match="3: more than 2 requests"):
+        read(trace_file)
+    assert len(read(trace_file, Reading(limit=2)).requests) == 2
+    monkeypatch.setattr(traces, "MOST_BLOCKS", 5)
+    with pytest.raises(TraceError, match="2: prompts of more than 5 blocks"):
+        read(trace_file, Reading(limit=2))
+
+
+def test_sessions_are_kept_up_to_a_size(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_file.write_text((SESSION % f"[{FIRST}]" + "\n") * 3)
+    monkeypatch.setattr(traces, "_MOST_SESSIONS_BYTES", 200)
+    with pytest.raises(TraceError, match=r"\.jsonl:3: sessions of more than 200 bytes"):
+        read(trace_file)
+
+
+def test_a_line_that_is_no_text(trace_file: Path) -> None:
+    trace_file.write_bytes(CSV.encode() + b"2023-11-16 18:17:03,\xff,1\n")
+    with pytest.raises(TraceError, match="2: not a line of CSV"):
+        read(trace_file)
