@@ -229,8 +229,8 @@ class _Watch:
         info = engine.info(bodies)
         if info == self._info:
             return False
-        self._registry.set_info(self._member.id, info)
-        self._on_info(self._member, info)
+        if (recorded := self._registry.set_info(self._member.id, info)) is not None:
+            self._on_info(self._member, recorded)
         self._info = info
         return True
 

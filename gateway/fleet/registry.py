@@ -7,7 +7,7 @@ themselves; health comes from probes and from traffic, and a connection that is 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from yarl import URL
@@ -15,6 +15,7 @@ from yarl import URL
 from engines.base import Engine, EngineInfo, EngineLoad
 from gateway.fleet.standing import Problem, Standing, StandingRules
 from gateway.fleet.visit import Visit
+from gateway.observe.redact import Redactor
 from gateway.routing.breaker import BreakerState
 from gateway.routing.inflight import InFlight
 from gateway.routing.view import FleetView
@@ -78,12 +79,15 @@ class Registry:
 
     def add(self, member: Member) -> None:
         """A new engine, which is out until it was probed; or what is new of one that is here, or on its way out. One that is
-        elsewhere now, or another, is a new one under an old name: what runs on the old goes on."""
+        elsewhere now, or another, is a new one under an old name, of which its operator's wish holds: what runs on the old goes
+        on."""
         known = self._members.get(member.id)
         if known is None or known.place != member.place:
-            losses = self.losses(member.id)
+            losses, before = self.losses(member.id), self._standings.get(member.id)
             self._enter(member)
-            self._standings[member.id].losses = losses + 1  # what was asked before is not of this one
+            standing = self._standings[member.id]
+            standing.losses = losses + 1  # what was asked before is not of this one
+            standing.draining = before is not None and before.draining
         else:
             self._members[member.id] = member
             self._standings[member.id].leaving = False
@@ -188,10 +192,17 @@ class Registry:
         """The time of what is recorded here."""
         return self._clock()
 
-    def set_info(self, engine_id: str, info: EngineInfo) -> None:
-        """Records what an engine says of itself."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            standing.info = info
+    def set_info(self, engine_id: str, info: EngineInfo) -> EngineInfo | None:
+        """Records what an engine says of itself, but for its key, should it say that. What was recorded; None of one that was
+        removed while it was asked."""
+        standing = self._standings.get(engine_id)
+        if standing is None:
+            return None
+        if key := self._members[engine_id].api_key:
+            redact = Redactor([key]).text
+            info = replace(info, version=info.version and redact(info.version), model=info.model and redact(info.model))
+        standing.info = info
+        return info
 
     def info(self, engine_id: str) -> EngineInfo:
         """What an engine last said of itself."""

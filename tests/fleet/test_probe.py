@@ -169,6 +169,16 @@ async def test_what_an_engine_is_becomes_a_metric() -> None:
     assert metrics[sample("interlock_engine_info", engine="e", kind="llamacpp", model="m", version="b123")] == 1
 
 
+async def test_an_engine_that_says_its_own_key_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "canary-0123456789")
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/props"] = {"build_info": "b123 --api-key canary-0123456789"}
+        async with scripted(on=engine, engine={"api_key_env": "ENGINE_KEY"}) as (_, served):
+            told = json.dumps(await served.metrics())
+    assert "b123 --api-key" in told
+    assert "canary" not in told
+
+
 @pytest.mark.parametrize("status", ["204 No Content", "301 Moved", "404 Not Found", "500 Oops"])
 async def test_only_200_is_health(status: str) -> None:
     answer: list[Any] = [f"HTTP/1.1 {status}\r\nlocation: /props\r\ncontent-length: 0\r\n\r\n".encode()]

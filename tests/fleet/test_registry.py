@@ -122,6 +122,29 @@ def test_one_that_leaves_gets_nothing_and_its_operator_s_wish_is_another() -> No
     assert registry.view("m") == FleetView(())
 
 
+@pytest.mark.parametrize("place", [{"url": "http://127.0.0.1:10"}, {"model": "n"}])
+def test_an_engine_that_moves_is_drained_still(place: dict[str, str]) -> None:
+    registry = Registry([member("a"), member("b")])
+    registry.drain("a", True)
+    registry.add(member("a", **place))
+    registry.add(member("b", **place))
+    assert [registry.standing(each).draining for each in ("a", "b")] == [True, False]
+    registry.set_ready("a", True)
+    assert not registry.view(place.get("model", "m")).engines[0].usable
+
+
+def test_an_engine_that_says_its_own_key_has_said_nothing_of_it() -> None:
+    registry = Registry([member("a", key="canary-0123"), member("b")])
+    said = EngineInfo(version="b1 --api-key canary-0123", model="canary-0123.gguf", context_tokens=64)
+    recorded = registry.set_info("a", said)
+    assert recorded == registry.info("a")
+    assert "canary" not in f"{recorded} {registry.weights('a')} {registry.view('m')}"
+    assert registry.info("a").context_tokens == 64
+    assert "b1" in str(registry.info("a").version)
+    assert registry.set_info("b", said) == said
+    assert registry.set_info("gone", said) is None
+
+
 def test_engines_answer_alike_where_the_operator_or_they_themselves_say_so() -> None:
     a, b, c = member("a"), member("b"), member("c")
     registry = Registry([a, b, c])
