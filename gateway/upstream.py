@@ -218,11 +218,17 @@ async def _sent(
 
 
 async def _answer(exchange: Exchange, max_bytes: int) -> tuple[int, bytes]:
-    """All of a small answer, or its first bytes."""
+    """All of a small answer, or its first bytes, whose connection is not kept."""
+    whole = False
     try:
-        return exchange.status, await exchange.read_up_to(max_bytes)
+        body = await exchange.read_up_to(max_bytes)
+        whole = len(body) < max_bytes
+        return exchange.status, body
     finally:
-        exchange.release()
+        if whole:
+            exchange.release()
+        else:
+            exchange.close()
 
 
 async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
