@@ -183,7 +183,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             new_id=new_id,
             is_open=lambda: condition.open,
         )
-        public = operations(registry, models, condition, metrics.expose if is_loopback(settings.server.host) else None)
+        shown = metrics.expose if is_loopback(settings.server.host) else None
+        public = operations(registry, models, condition, shown, to_operators=False)
 
         def listing(wanted: tuple[Model, ...]) -> bytes:
             return models_list(ModelCard(each.name, each.created_s, context_of(each, registry)) for each in wanted)
@@ -192,7 +193,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         debugging = Debugging(dialect, names, registry, options)
         add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
-        admin = operations(registry, models, condition, metrics.expose)
+        admin = operations(registry, models, condition, metrics.expose, to_operators=True)
         add_admin(admin, registry, explain)
         for api in (public, admin):
             answer_errors(api, dialect.error)

@@ -99,8 +99,10 @@ class Closing:
         await Response(self._body, 503, {"retry-after": "1"}, JSON_TYPE.decode())(scope, receive, send)
 
 
-def operations(registry: Registry, models: tuple[Model, ...], condition: Condition, expose: Expose | None) -> FastAPI:
-    """`/health`, `/ready` and, where `expose` is given, `/metrics`."""
+def operations(
+    registry: Registry, models: tuple[Model, ...], condition: Condition, expose: Expose | None, *, to_operators: bool
+) -> FastAPI:
+    """`/health`, `/ready` and, where `expose` is given, `/metrics`. `to_operators`: it tells paths and hosts too."""
     api = FastAPI(title="Interlock", version=version("interlock"), docs_url="/docs", redoc_url=None, redirect_slashes=False)
 
     @api.head("/health", include_in_schema=False)
@@ -122,7 +124,7 @@ def operations(registry: Registry, models: tuple[Model, ...], condition: Conditi
         told = {name: those for name, those in problems.items() if those}
         body = {"status": status, "engines": engines, "problems": told, "not_served": closed}
         if troubles := condition.troubles():  # what was known before stays, so that it can serve all the same
-            body["reload"] = troubles
+            body["reload"] = troubles if to_operators else list(troubles)
         return JSONResponse(body, 200 if able else 503)
 
     if expose is not None:
