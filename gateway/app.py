@@ -168,7 +168,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     explain = Explain(asyncio.get_running_loop().time)
     bus = Bus([registry.running.apply, gate.admission, metrics, explain, *logs])
     condition = Condition(troubles.told)
-    async with gate.lag.ticking(), Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
+    async with gate.lag.ticking(), Upstream(gate.lag.stood_s) as upstream, _rendering_apart(settings, models, environ) as models:
         services = _services(settings, registry, upstream, bus, gate)
         server = settings.server
         options = ServeOptions(request_limits(limits), server.max_body_bytes, server.headers_grace_s, server.route_headers)
@@ -201,7 +201,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         def on_info(member: Member, info: EngineInfo) -> None:
             metrics.engine_info(member.id, member.engine.kind, info.version, member.model)
 
-        asking = (Prober(registry, upstream, parity, on_info), Loads(registry, upstream, on_info), membership, sources)
+        prober = Prober(registry, upstream, parity, on_info, stood_s=gate.lag.stood_s)
+        asking = (prober, Loads(registry, upstream, on_info), membership, sources)
         async with _beside(*(each.run for each in asking)):
             refusal = dialect.error(Draining(CLOSED))
             main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))

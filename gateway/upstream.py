@@ -12,10 +12,11 @@ Invariant: a connection is used again only after `release`, and only where nothi
 
 import asyncio
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from types import SimpleNamespace, TracebackType
 from typing import Self
 
@@ -34,6 +35,7 @@ _LARGE_BODY_BYTES = 512 * 1024  # from here on the body is sent in pieces, so th
 _ERROR_BODY_BYTES = 64 * 1024
 _RELEASE_S = 0.25
 _MAX_WAIT_S = 86_400
+_STOOD_STILL = 0.1  # the share of the time for a connection that the loop may stand still
 
 
 class _Response(aiohttp.ClientResponse):
@@ -114,7 +116,11 @@ class Exchange:
 
 
 class Upstream:
-    """A pool of connections to engines. Use as `async with Upstream() as upstream`."""
+    """A pool of connections to engines. Use as `async with Upstream() as upstream`. `stood_s` tells how long the loop has stood
+    still until now."""
+
+    def __init__(self, stood_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._stood_s = stood_s
 
     async def __aenter__(self) -> Self:
         self._ending: set[asyncio.Task[None]] = set()
@@ -160,17 +166,38 @@ class Upstream:
         """Sends it and waits for the headers: on a kept connection, where there is one, and on a new one where that had ended."""
         way = _Way()
         try:
-            response = await _sent(self._session, method, url, headers, body, connect_s=connect_s, way=way)
+            response = await self._sent(self._session, method, url, headers, body, connect_s=connect_s, way=way)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             if not way.kept or isinstance(error, aiohttp.ClientConnectorError):
                 raise
             try:
-                response = await _sent(self._once, method, url, headers, body, connect_s=connect_s, way=None)
+                response = await self._sent(self._once, method, url, headers, body, connect_s=connect_s, way=None)
             except aiohttp.ConnectionTimeoutError:
                 raise
             except aiohttp.ClientConnectorError:  # it may have died of this very call
                 raise EngineGone("The engine closed the connection, and took no other.") from None
         return Exchange(response, self._ending)
+
+    async def _sent(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        *,
+        connect_s: float,
+        way: "_Way | None",
+    ) -> aiohttp.ClientResponse:
+        """A connection that took too long while the loop stood still is tried once more: the engine may have taken it in time."""
+        send = partial(_sent, session, method, url, headers, body, connect_s=connect_s, way=way)
+        stood_s = self._stood_s()
+        try:
+            return await send()
+        except aiohttp.ConnectionTimeoutError:
+            if self._stood_s() - stood_s < connect_s * _STOOD_STILL:
+                raise
+        return await send()
 
 
 class _Way:

@@ -18,9 +18,11 @@ from yarl import URL
 
 from engines.base import EngineInfo
 from engines.registry import make
+from gateway.events import AttemptStarted
 from gateway.fleet.parity import TEXT, Parity
 from gateway.fleet.probe import Prober, ProbeTimes
 from gateway.fleet.registry import Member, Registry
+from gateway.lag import LoopLag
 from gateway.upstream import Upstream
 
 QUICK = ProbeTimes(ready_s=0.02, down_s=0.02, limit_s=0.3)
@@ -46,8 +48,8 @@ async def probing(
 ) -> AsyncIterator[Registry]:
     members = [Member(id=f"e{at}", model="m", engine=make(kind), root=URL(url), api_key=key) for at, url in enumerate(urls)]
     registry = Registry(members)
-    async with Upstream() as upstream:
-        task = asyncio.create_task(Prober(registry, upstream, parity, on_info, times).run())
+    async with LoopLag().ticking() as lag, Upstream() as upstream:
+        task = asyncio.create_task(Prober(registry, upstream, parity, on_info, stood_s=lag.stood_s, times=times).run())
         try:
             yield registry
         finally:
@@ -233,6 +235,36 @@ async def test_a_probe_that_hangs_takes_no_engine_out_that_generates(path: str) 
             assert await stays(registry, 0.6)
             assert paths(engine).count(path) >= asked + 2
         await until(lambda: not registry.is_ready("e0"))  # silence on both sides
+
+
+@pytest.mark.parametrize("path", ["/health", "/props", "/tokenize"])
+async def test_an_engine_on_which_a_request_runs_is_out_at_the_third_probe_that_hangs(path: str) -> None:
+    times = replace(QUICK, limit_s=0.2, compare_s=0.05)
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=times) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        registry.running.apply(AttemptStarted("r", 1, "e0", "m", 0.0))
+        for _ in range(2):  # two are no three
+            engine.answers[path] = [HANG]
+            asked = paths(engine).count(path)
+            await until(lambda asked=asked: paths(engine).count(path) == asked + 2)  # type: ignore[misc]  # bound now
+            assert registry.is_ready("e0")
+            engine.answers.pop(path)
+            served = paths(engine).count("/health")
+            assert await stays(registry, 0.4)
+            assert paths(engine).count("/health") > served
+        engine.answers[path] = [HANG]
+        await until(lambda: not registry.is_ready("e0"))
+        assert registry.problem("e0") == ("tokenizer_unknown" if path == "/tokenize" else "unreachable")
+
+
+async def test_a_request_that_runs_excuses_no_engine_that_refuses_a_probe() -> None:
+    async with ScriptedEngine().running() as engine, probing(engine.url) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        registry.running.apply(AttemptStarted("r", 1, "e0", "m", 0.0))
+        engine.up = False
+        await until(lambda: not registry.is_ready("e0"))
+        assert paths(engine).count("/health") > 0
+        assert registry.problem("e0") == "unhealthy"
 
 
 @pytest.mark.parametrize(
