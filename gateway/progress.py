@@ -49,6 +49,7 @@ class Progress:
             resumes=self.tries.resumes,
             left_s=left_s,
             same_penalties=self.traits.same_penalties,
+            ended=self.course.went_on,
         )
 
     def resume(self) -> None:

@@ -1,9 +1,9 @@
 """An answer's own tokens so far, whichever engines made them, and what an engine needs to go on from there.
 
-Invariant: what an engine goes on from says the same as what the client was given, and the client is given nothing twice. The ids
-are the engines' own. Where a stream lost those of a character (llama.cpp), two ways are open: to go on from the last id before it
-and to pass over the text that is known, while it is the same (`resumed`); or from the vocabulary's ids for that character, where
-the engine itself is to be told more (`continued`).
+Invariant: what an engine goes on from says the same as what the client was given, and the client is given nothing twice. None
+goes on behind a stop id. The ids are the engines' own. Where a stream lost those of a character (llama.cpp), two ways are open:
+to go on from the last id before it and to pass over the text that is known, while it is the same (`resumed`); or from the
+vocabulary's ids for that character, where the engine itself is to be told more (`continued`).
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,15 @@ MAX_IDS = 32_768  # of an answer that another engine can go on with
 
 
 class Transcript:
-    """Reads chunks with `reader`, and keeps what they are made of. `keep_all`: of a longer answer too."""
+    """Reads chunks with `reader`, and keeps what they are made of. `keep_all`: of a longer answer too. `went_on`: an engine made
+    one of the `stop_ids` and went on."""
 
-    def __init__(self, reader: AnswerReader, tokenizer: Tokenizer, *, keep_all: bool = False) -> None:
+    def __init__(
+        self, reader: AnswerReader, tokenizer: Tokenizer, *, stop_ids: frozenset[int] = frozenset(), keep_all: bool = False
+    ) -> None:
         self._reader = reader
         self._tokenizer = tokenizer
+        self._stop_ids = stop_ids
         self._keep_all = keep_all
         self._ids: list[int] = []
         self._sure = 0  # ids before the first that was lost
@@ -36,6 +40,7 @@ class Transcript:
         self._cached = 0
         self._most_cached = MAX_COUNT
         self.resumable = True
+        self.went_on = False
 
     @property
     def ended(self) -> bool:
@@ -86,6 +91,7 @@ class Transcript:
             self._unsure.append(chunk.text)
         if chunk.ids is not None:
             self._ids += chunk.ids
+            self.went_on = self.went_on or not self._stop_ids.isdisjoint(chunk.ids)
         elif chunk.text:
             self._ids += self._tokenizer.encode_after(chunk.text)
         if not self._unsure:
@@ -121,7 +127,10 @@ class Transcript:
         return replace(rest, constraint=replace(rest.constraint, thought_closer=None))
 
     def resumed(self, work: Work) -> Work | None:
-        """What is left of the work once its engine broke off; None where its tokens are used up."""
+        """What is left of the work once its engine broke off; None where its tokens are used up. Raises ValueError for an answer
+        that `went_on`."""
+        if self.went_on:
+            raise ValueError("this answer had its end")
         self._known_text = "".join(self._unsure) + self._known_text
         self._unsure.clear()
         del self._ids[self._sure :]

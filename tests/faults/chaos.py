@@ -76,7 +76,7 @@ MID_STREAM = {
 ENDINGS = {
     "no_done": "no end mark; the HTTP body ends (vLLM: no `[DONE]`)",
     "close_after_done": "FIN after the end mark, in the middle of the HTTP body",
-    "no_finish": "the end mark, but no event that says why it ended",
+    "no_finish": "the end mark, but no event that says why it ended; with `cut=1` FIN for the end mark (vLLM)",
     "half_done": "half of the last event (vLLM: of `[DONE]`), then FIN",
     "done_no_close": "all of it, but the HTTP body does not end",
     "data_after_done": "another token after the end mark",

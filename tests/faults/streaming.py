@@ -150,6 +150,9 @@ class Streaming:
             case "half_done":
                 await self._half(last)
                 return False
+            case "no_finish" if self._fault.number("cut", 0):
+                await self._settle()
+                return False
             case "no_done" if last.role == "done":
                 return await self._whole()
             case "close_after_done":

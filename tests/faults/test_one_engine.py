@@ -210,10 +210,10 @@ async def test_e10_an_answer_whose_connection_ends_after_its_end_is_complete(pla
 
 
 async def test_e11_an_end_without_a_reason_is_never_a_stop(place: Place) -> None:
-    answer = await place.ask("[[chaos:no_finish]]")
-    if place.kind == "llamacpp":  # the model's end of turn was seen
-        assert place.whole(answer)
-        return
+    answer = await place.ask("[[chaos:no_finish]]")  # the model's own end of turn was seen
+    assert place.whole(answer), answer.error
+    assert answer.finishes == ["stop"]
+    answer = await place.ask("[[ascii]][[chaos:end_mid_stream after=9]]")
     assert answer.error is not None
     assert answer.finishes == []
 

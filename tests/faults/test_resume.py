@@ -140,6 +140,18 @@ async def test_an_engine_that_is_silent_after_the_end_costs_no_second_call(no_le
         assert len(place.since_last()) == 1
 
 
+@pytest.mark.parametrize("cut", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_end_of_turn_without_a_reason_costs_no_second_call(no_leaks: NoLeaks, kind: Kind, cut: int) -> None:
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for tokens in range(1, 7):
+            for stream in (True, False):
+                text = f"[[tokens={tokens}]][[chaos:no_finish cut={cut} only=a]]"
+                answer = await place.ask(text, stream=stream, **(USAGE if stream else {}))
+                same(place, answer, stream=stream)
+                assert len(place.since_last()) == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_cut_at_any_byte_changes_nothing(no_leaks: NoLeaks, kind: Kind) -> None:
     async with fleet(no_leaks, kind, proxied=True, timeouts=QUICK, failures=STEADY) as place:
