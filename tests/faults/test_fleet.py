@@ -348,6 +348,7 @@ async def test_e27_half_a_fleet_that_fails_half_of_its_requests(no_leaks: NoLeak
         for engine in place.engines.values():
             engine.ask("none")
         assert place.whole(await place.ask("x"))
+        assert state(place, str(place.record["engine"])) == "closed", "it serves, and waits for no trial"
 
 
 @per_kind
