@@ -12,6 +12,7 @@ from gateway.budget import WAIT_S
 from gateway.errors import EngineRefused, GatewayError, PoisonRequest, Rejected
 from gateway.events import NotRetried
 from gateway.fleet.registry import Member
+from gateway.fleet.standing import RETURNS_S
 from gateway.job import Job
 from gateway.progress import Progress, begun
 from gateway.routing.policy import Decision, choose
@@ -44,17 +45,33 @@ async def next_attempt(failed: Attempt, error: GatewayError) -> Attempt:
     if against is not None and progress.delivered:
         _end(failed, error, "resume_refused", against)
     goes_on = against is None and progress.begun
-    decision = _choose(progress, goes_on)
-    if decision.engine is None:
-        _no_engine(failed, error, decision)
-    progress.permit = await job.services.retries.permit(min(left_s, WAIT_S))
-    if progress.permit is None:
-        _end(failed, error, "budget")
-    decision = _choose(progress, goes_on)  # others may have gone there, or it may be gone, since
-    if decision.engine is None:
+    while True:
+        decision = await _awaited(progress, goes_on)
+        if decision.engine is None:
+            _no_engine(failed, error, decision)
+        progress.permit = await job.services.retries.permit(min(left_s, WAIT_S))
+        if progress.permit is None:
+            _end(failed, error, "budget")
+        decision = _choose(progress, goes_on)  # others may have gone there, or it may be gone, since
+        if decision.engine is not None:
+            return _attempt(progress, job.services.registry.members[decision.engine], decision)
         progress.give_back()
-        _no_engine(failed, error, decision)
-    return _attempt(progress, job.services.registry.members[decision.engine], decision)
+        left_s = _left_s(job)
+        if not decision.returns or left_s <= 0:
+            _no_engine(failed, error, decision)
+
+
+async def _awaited(progress: Progress, goes_on: bool) -> Decision:
+    """Where it may go. While that is nowhere, and an engine may be back at once, this waits until a probe has asked that engine:
+    it may only have lost a connection, and no answer shall be lost for that moment."""
+    registry = progress.job.services.registry
+    try:
+        async with asyncio.timeout(min(RETURNS_S, _left_s(progress.job))):
+            while (decision := _choose(progress, goes_on)).engine is None and decision.returns:
+                await registry.changed()
+    except TimeoutError:
+        return _choose(progress, goes_on)
+    return decision
 
 
 def _choose(progress: Progress, goes_on: bool) -> Decision:

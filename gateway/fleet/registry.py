@@ -145,7 +145,7 @@ class Registry:
         found = {id(each): each for each in (standing, *(self._standings[each.id] for each in ranks if each.rank is not None))}
         were_ready = any(each.ready for each in found.values())
         for each in found.values():
-            each.lost()
+            each.lost(self._clock())
         if were_ready:
             self._wake()
 

@@ -19,6 +19,7 @@ Problem = Literal[
 not the model's. `tokenizer_unknown`: it did not give its ids."""
 
 MOST_REST_S = 30.0
+RETURNS_S = 2.0  # an engine that lost a connection may be back at once; after that it is not counted on
 LOAD_COUNTS_S = 5.0  # what an engine said of its load is not its load after that
 _COLD_SHARE = 0.1
 
@@ -38,6 +39,7 @@ class Standing:
         self.problem: Problem | None = "not_probed"
         self.asked = False  # whether that is a probe's word
         self.losses = 0
+        self._lost_s = 0.0
         self.info = EngineInfo()
         self.draining = False  # its operator's wish
         self.leaving = False  # it is on its way out
@@ -65,9 +67,15 @@ class Standing:
         away = self.draining or self.leaving or self.rests_s(now_s) > 0
         return self.ready and not away and self.breaker.admits(now_s)
 
-    def lost(self) -> None:
+    def returning(self, now_s: float) -> bool:
+        """Whether traffic has just found it gone, and no probe has asked it since: it may only have lost a connection."""
+        unasked = self.problem == "unreachable" and not self.asked and now_s - self._lost_s < RETURNS_S
+        return unasked and not self.draining and not self.leaving
+
+    def lost(self, now_s: float) -> None:
         """Traffic found it gone: it is out until a probe has asked it."""
         self.losses += 1
+        self._lost_s = now_s
         self.problem = "unreachable"
         self.asked = False
 
@@ -111,6 +119,7 @@ class Standing:
         return EngineView(
             id=engine_id,
             ready=self.ready,
+            returning=self.returning(now_s),
             running=running,
             context_tokens=self.info.context_tokens,
             draining=self.draining or self.leaving,

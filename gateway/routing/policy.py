@@ -18,23 +18,25 @@ _EJECTED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The engine of an attempt, or None; why, and what it was chosen from. `wait_s`: when one may be free, where all rest."""
+    """The engine of an attempt, or None; why, and what it was chosen from. `wait_s`: when one may be free, where all rest.
+    `returns`: there is none now, and one that is out may be back at once."""
 
     engine: str | None
     why: Why
     considered: tuple[EngineView, ...] = ()
     wait_s: float | None = None
+    returns: bool = False
 
 
 def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None = None) -> Decision:
     """`avoid` are the engines that failed this request already; `weights` those that the answer was begun with."""
-    candidates = [engine for engine in view.engines if engine.usable and engine.id not in avoid]
-    if weights is not None:
-        candidates = [engine for engine in candidates if engine.weights == weights]
+    allowed = [engine for engine in view.engines if engine.id not in avoid and weights in (None, engine.weights)]
+    candidates = [engine for engine in allowed if engine.usable]
     awake = [engine for engine in candidates if not engine.rests_s]
     if not awake:
         waits = [engine.rests_s for engine in candidates]
-        return Decision(None, "none", view.engines, min(waits, default=None))
+        returns = any(engine.returning for engine in allowed)
+        return Decision(None, "none", view.engines, min(waits, default=None), returns)
     out = _ejected(view)
     fit = [engine for engine in awake if engine.id not in out]
     best = min(fit or awake, key=lambda engine: _cost(engine, again=bool(avoid)))

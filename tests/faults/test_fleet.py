@@ -6,6 +6,7 @@ Bounds in seconds are the rows' own, several times over: the machine that runs t
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,6 +18,8 @@ from faults.client import Answer, ask, chat, connected
 from faults.engine import process
 from faults.leaks import NoLeaks
 from faults.place import QUICK, Fleet, fleet
+from faults.proxy import Line
+from faults.saying import text_of, unbroken
 from faults.speech import Kind
 from support.gateway import tiny_model
 from support.process import serve_process
@@ -371,6 +374,70 @@ async def test_e28_without_any_engine_the_answer_is_quick_and_it_recovers(no_lea
             await engine.rise()
         _, took_s = await timed(recovered(place))
         assert took_s < 2.0 + 1.0
+
+
+BROKEN = ["hang_mid_stream after=9", "hang_before_headers"]
+
+
+@contextlib.asynccontextmanager
+async def breaking(leaks: NoLeaks, kind: Kind, fault: str) -> AsyncIterator[tuple[Fleet, "asyncio.Task[Answer]"]]:
+    """A fleet of two, and an answer that runs on `b` and stops there, until `b` falls. The way to `a` can be made slow."""
+    async with fleet(leaks, kind, proxied=True) as place:
+        place.served.gateway.registry.drain("a", True)
+        asked = asyncio.create_task(place.ask(f"[[tokens=16]][[chaos:{fault} only=b]]"))
+        async with asyncio.timeout(5):
+            while not place.engines["b"].seen or len(place.last.sent) < (9 if "mid" in fault else 0):
+                await asyncio.sleep(0.005)
+        place.served.gateway.registry.drain("a", False)
+        yield place, asked
+
+
+async def lost(place: Fleet) -> None:
+    """`a` breaks the answer to another client, which goes on with it on `b`."""
+    answer = await place.misbehave("reads", "[[tokens=8]][[chaos:reset_mid_stream after=2 only=a]]", random.Random(), stream=True)
+    assert answer.done
+    assert not place.served.gateway.registry.is_ready("a")
+    assert not place.served.gateway.registry.standing("a").asked
+
+
+@per_kind
+@pytest.mark.parametrize("fault", BROKEN)
+async def test_an_engine_that_only_lost_a_connection_is_waited_for(no_leaks: NoLeaks, kind: Kind, fault: str) -> None:
+    async with breaking(no_leaks, kind, fault) as (place, asked):
+        place.proxy.lines = lambda _: Line(delay_s=0.2)
+        await place.proxy.drop()  # a probe of `a` takes a while
+        await lost(place)
+        await place.engines["b"].fall()
+        answer = await asked
+        assert answer.done, answer.error
+        assert answer.finishes == ["stop"]
+        assert answer.text == text_of(unbroken(place.engines["b"].seen[0].prompt))
+        assert place.record["engine"] == "a"
+        assert place.record["attempts"] == 2
+
+
+@per_kind
+@pytest.mark.parametrize("fault", BROKEN)
+async def test_an_engine_that_a_probe_found_down_is_not_waited_for(no_leaks: NoLeaks, kind: Kind, fault: str) -> None:
+    async with breaking(no_leaks, kind, fault) as (place, asked):
+        await place.engines["a"].fall()
+        async with asyncio.timeout(5):
+            while not place.served.gateway.registry.standing("a").down:
+                await asyncio.sleep(0.01)
+        await place.engines["b"].fall()
+        answer, took_s = await timed(asked)
+        assert answer.error is not None
+        assert took_s < SLACK * 0.1
+
+
+async def test_an_engine_that_answers_no_probe_is_waited_for_a_moment_only(no_leaks: NoLeaks) -> None:
+    async with breaking(no_leaks, "vllm", BROKEN[0]) as (place, asked):
+        place.engines["a"].healthy = "hang"
+        await lost(place)
+        await place.engines["b"].fall()
+        answer, took_s = await timed(asked)
+        assert answer.error is not None
+        assert 1.0 < took_s < 4.5, "a probe takes 5 s"
 
 
 async def recovered(place: Fleet) -> Answer:

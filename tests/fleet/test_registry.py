@@ -71,6 +71,30 @@ def test_an_engine_that_traffic_lost_is_out_and_that_is_counted_while_it_is_out_
     assert (registry.losses("a"), registry.losses("b")) == (2, 0)
 
 
+def test_an_engine_that_was_just_lost_may_return_until_a_probe_has_asked_it() -> None:
+    now_s = 100.0
+    registry = Registry([member("a")], clock=lambda: now_s)
+
+    def returning() -> bool:
+        (view,) = registry.view("m").engines
+        return view.returning
+
+    assert not returning(), "it has never been there"
+    for problem in ("unreachable", "unhealthy", None):
+        registry.lost("a")
+        assert returning()
+        registry.set_ready("a", problem is None, problem or "unreachable")
+        assert not returning()
+    registry.lost("a")
+    registry.drain("a", True)
+    assert not returning()
+    registry.drain("a", False)
+    now_s += 1.9
+    assert returning()
+    now_s += 0.2
+    assert not returning()
+
+
 @pytest.mark.parametrize(
     ("root", "path", "url"),
     [

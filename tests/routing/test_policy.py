@@ -130,3 +130,23 @@ def test_of_every_fleet(engines: list[EngineView], avoided: set[int]) -> None:
         assert sum(engine.ejected for engine in named) > len(named) // 2, "more than half are out: some must serve"
     if best.full:
         assert all(engine.full for engine in sound)
+
+
+BACK = {"ready": False, "returning": True}
+
+
+@pytest.mark.parametrize(
+    ("engines", "avoid", "weights", "returns"),
+    [
+        ({"a": {}, "b": BACK}, "a", None, True),
+        ({"a": {}, "b": {**BACK, "weights": "w"}}, "a", "w", True),
+        ({"a": {}, "b": {**BACK, "weights": "v"}}, "a", "w", False),
+        ({"a": BACK, "b": {"ready": False}}, "a", None, False),
+        ({"a": {}, "b": BACK, "c": {}}, "a", None, False),  # c serves now
+        ({"a": {}, "b": BACK, "c": {"rests_s": 9.0}}, "a", None, True),
+    ],
+)
+def test_one_that_may_be_back_at_once_is_told_of_where_there_is_none(
+    engines: dict[str, dict[str, Any]], avoid: str, weights: str | None, returns: bool
+) -> None:
+    assert choose(fleet(**engines), avoid=avoid, weights=weights).returns is returns
