@@ -55,7 +55,9 @@ class Attempt:
         self.number = number = ledger.attempts
         decision = self._decision
         visit = self._visit = job.services.registry.visit(member.id)
-        emit(AttemptStarted(ledger.request_id, number, member.id, member.model, self._began_s, decision.why, decision.considered))
+        retry, why = bool(self.progress.tries.failed), decision.why
+        began_s, considered = self._began_s, decision.considered
+        emit(AttemptStarted(ledger.request_id, number, member.id, member.model, began_s, why, considered, retry))
         failure: str | None = "internal"
         try:
             failure = None if await self._serve() else SCHEMA_MISS
@@ -72,7 +74,7 @@ class Attempt:
             if failure is not None and job.sink.gone:
                 emit(ClientGone(ledger.request_id, number, member.id))
             elif failure is not None:
-                emit(AttemptFailed(ledger.request_id, number, member.id, failure))
+                emit(AttemptFailed(ledger.request_id, number, member.id, failure, member.model))
         return failure is None
 
     async def _serve(self) -> bool:

@@ -28,7 +28,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """Attempt number `attempt` of this request goes to `engine`: `why`, and out of which engines as they were then."""
+    """Attempt number `attempt` of this request goes to `engine`: `why`, and out of which engines as they were then. `retry`: it
+    follows a failure."""
 
     request_id: str
     attempt: int
@@ -37,6 +38,7 @@ class AttemptStarted:
     at_s: float
     why: str = ""
     considered: tuple[EngineView, ...] = ()
+    retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class AttemptFailed:
     attempt: int
     engine: str
     reason: str
+    model: str = NO_MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class NotRetried:
     attempt: int
     why: str
     objection: str | None = None
+    model: str = NO_MODEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,8 @@ class Explain:
         record = self._record(event.request_id)
         story = record.story
         story.model = event.model
+        story.retries += event.retry
+        story.resumes += event.why == "resume"
         if len(story.attempts) >= _ATTEMPTS:
             story.attempts_left_out += 1
             return

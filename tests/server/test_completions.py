@@ -557,6 +557,15 @@ async def test_an_engines_wait_reaches_the_client() -> None:
     assert (response.status_code, response.headers["retry-after"]) == (503, "7")
 
 
+async def test_the_time_to_come_back_is_rounded_up_so_that_nobody_comes_too_early() -> None:
+    async with scripted(kind="openai") as (engine, served):
+        engine.script = lambda seen: [b"HTTP/1.1 503 Busy\r\nretry-after: 2\r\ncontent-length: 2\r\n\r\n{}", CLOSE]
+        await served.chat()
+        await asyncio.sleep(0.6)
+        response = await served.chat()
+    assert (response.json()["error"]["code"], response.headers["retry-after"]) == ("engines_busy", "2")
+
+
 async def test_an_engines_key_is_not_passed_on_from_an_error_within_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_KEY", "sk-secret")
     error = {"error": {"message": "the key sk-secret is not known", "code": 404}}
