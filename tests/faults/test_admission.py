@@ -154,15 +154,29 @@ async def test_e23_where_all_rest_nothing_waits_and_the_smallest_rest_is_told(no
 
 
 async def test_under_pressure_a_broken_answer_is_not_gone_on_with(no_leaks: NoLeaks) -> None:
-    level = [0.0]
-    async with fleet(no_leaks, "vllm", 2, timeouts=QUICK) as place:
-        place.served.gateway.pressure.add("test", lambda: level[0])
+    async with fleet(no_leaks, "vllm", 2, timeouts=QUICK, limits={"inflight_requests": 100}) as place:
+        pressure = place.served.gateway.pressure
         for mode, number in itertools.product(("reset_mid_stream after=3", "500"), range(2)):
-            level[0] = 0.8 * number
+            pressure.requests += 80 * number
             answer = await place.ask(f"[[tokens=8]][[chaos:{mode} only=a]] {number}")
             assert place.record["attempts"] == 2 - number
             assert answer.done is (number == 0), answer.error
+            pressure.requests -= 80 * number
             await place.ready()
+
+
+async def test_a_full_queue_loses_no_broken_answer(no_leaks: NoLeaks) -> None:
+    """The queue of all models says nothing of what the other engine can go on with, and closes nobody's connection."""
+    async with fleet(no_leaks, "vllm", 2, engine={"most_running": 4}, limits={"queue_requests": 2}) as place:
+        texts = [f"[[tokens=60]][[chaos:slow s=0.05]] {number}" for number in range(10)]
+        asked = [asyncio.create_task(super(Fleet, place).ask(text)) for text in texts]
+        await place.served.settled(DEPTH, 2)
+        metrics = await place.served.metrics()
+        assert (metrics["interlock_queue_fill[]"], metrics["interlock_pressure[]"] < 0.8) == (1.0, True)
+        await place.engines["a"].fall()
+        answers = await asyncio.gather(*asked)
+        assert [answer.error for answer in answers] == [None] * 10
+        assert all(answer.done and "\r\nconnection: close" not in answer.head.lower() for answer in answers)
 
 
 async def test_requests_beyond_the_bound_are_refused_unread(no_leaks: NoLeaks) -> None:
