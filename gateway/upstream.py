@@ -25,6 +25,7 @@ import structlog
 from yarl import URL
 
 from engines.base import Call
+from gateway.apart import Names
 from gateway.errors import EngineGone, EngineTimeout, EngineUnreachable
 
 _log = structlog.get_logger("interlock.upstream")
@@ -127,8 +128,10 @@ class Upstream:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_reused)
         # No limit: a call never waits for another's connection, and a probe for none.
-        self._session = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S), tracing)
-        self._once = _session(aiohttp.TCPConnector(limit=0, force_close=True))
+        self._names = Names()
+        pool = aiohttp.TCPConnector(resolver=self._names, limit=0, keepalive_timeout=_KEEPALIVE_S)
+        self._session = _session(pool, tracing)
+        self._once = _session(aiohttp.TCPConnector(resolver=self._names, limit=0, force_close=True))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -136,6 +139,7 @@ class Upstream:
             task.cancel()
         await self._session.close()
         await self._once.close()
+        await self._names.close()
 
     async def open(self, url: URL, call: Call, *, api_key: str | None, connect_s: float) -> Exchange:
         """Sends the call and waits for the headers. Redirects are not followed. Raises an EngineError."""
@@ -239,7 +243,7 @@ async def _sent(
         data=io.BytesIO(body) if body is not None and len(body) >= _LARGE_BODY_BYTES else body,
         headers=headers,
         allow_redirects=False,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_connect=connect_s),  # `connect` is its name's time too
         trace_request_ctx=way,
     )
 

@@ -12,9 +12,10 @@ from typing import Protocol
 
 import structlog
 
+from gateway.apart import Names
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.reload import Troubles
-from gateway.fleet.resolve import Addresses, Resolver, ResolveTimes, system_resolver
+from gateway.fleet.resolve import Addresses, Resolver, ResolveTimes
 from gateway.settings import EngineSettings
 
 _log = structlog.get_logger("interlock.fleet")
@@ -51,7 +52,7 @@ class Changes:
 class DiscoveryRules:
     """How engines are found. `poll_s`: how often files are looked at."""
 
-    resolver: Resolver = system_resolver
+    resolver: Resolver = field(default_factory=lambda: Names().addresses)
     times: ResolveTimes = field(default_factory=ResolveTimes)
     poll_s: float = 1.0
 

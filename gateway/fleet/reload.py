@@ -14,6 +14,7 @@ from typing import Generic, Literal, TypeVar, get_args
 import structlog
 from prometheus_client.core import Metric
 
+from gateway.apart import apart
 from gateway.errors import SettingsError
 from gateway.observe.series import gauge
 from gateway.settings import EngineSettings, ModelSettings, Settings
@@ -120,7 +121,7 @@ class Followed(Generic[T]):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_s):
                         await self._asked.wait()
-                if await asyncio.to_thread(self._file.look) or self._asked.is_set():
+                if await apart(self._file.look) or self._asked.is_set():
                     self._asked.clear()
                     await self._again()
         finally:
@@ -128,7 +129,7 @@ class Followed(Generic[T]):
 
     async def _again(self) -> None:
         try:
-            found = await asyncio.to_thread(self._read)
+            found = await apart(self._read)
         except SettingsError as error:
             self._wrong(error)
         else:

@@ -268,8 +268,10 @@ async def test_a_name_s_addresses_are_engines_that_come_and_go_with_them() -> No
         here.membership.list_engines("m", (entry("e", resolve=True),))
         here.membership.apply()
         await until(lambda: here.ids == ["e@10.0.0.1", "e@10.0.0.2"])
-        here.names.answers["h"] = ["10.0.0.2", "10.0.0.3"]
-        await until(lambda: here.ids == ["e@10.0.0.2", "e@10.0.0.3"])
+        here.names.answers["h"] = ["10.0.0.2", "fd00::2", "10.0.0.3", "::ffff:10.0.0.2"]
+        await until(lambda: here.ids == ["e@10.0.0.2", "e@10.0.0.3"])  # what has an address of each kind is one engine
+        here.names.answers["h"] = ["fd00::2"]
+        await until(lambda: here.ids == ["e@fd00::2"])
         here.membership.list_engines("m", ())
         here.membership.apply()
         await until(lambda: here.ids == [])
