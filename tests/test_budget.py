@@ -65,6 +65,7 @@ async def run(steps: list[tuple[str, int]]) -> None:
                 in_flight = number
             case _:
                 pass
+        asked = len(waiting)
         await settle()
         ended = [each for each in waiting if each.task.done()]
         served = [each for each in ended if each.permit is not None]
@@ -72,7 +73,7 @@ async def run(steps: list[tuple[str, int]]) -> None:
         waiting = [each for each in waiting if not each.task.done()]
         running += served
         assert budget.running == len(running)
-        assert budget.running <= max(2, int(0.1 * in_flight), most), "no more than there is room for"
+        assert budget.running <= max(2, int(0.1 * (in_flight + asked)), most), "no more than there is room for"
     for each in waiting:
         each.task.cancel()
     await settle()
@@ -104,6 +105,17 @@ async def test_the_order_is_that_of_asking() -> None:
     await asyncio.gather(*asking, return_exceptions=True)
     assert order == [number for number in range(20) if number % 3]
     assert budget.running == 0
+
+
+async def test_those_that_wait_are_in_flight_too() -> None:
+    """Else the room were smallest where most of a fleet fails, as next to nothing runs then."""
+    budget = RetryBudget(RetryRules(), lambda: 0)
+    asking = [Asking(budget, 60.0) for _ in range(80)]
+    await settle()
+    assert 7 <= budget.running <= 8
+    for each in asking:
+        each.task.cancel()
+    await settle()
 
 
 async def test_room_that_comes_as_the_time_ends_is_not_lost() -> None:

@@ -1,8 +1,9 @@
 """Which engine an attempt goes to.
 
 Now the one with the fewest attempts of ours running for what it can take; of several, the first in the settings, which holds the
-longest cache. An ejected engine is passed over while others can serve, but never more than half of a model's engines are: where
-most of a fleet fails, what is left would only fall after it (panic).
+longest cache. One that fails is not as idle as it looks: its requests are over at once. It counts as if those that failed ran as
+long as the others'. An ejected engine is passed over while any other can serve. Where all are ejected, the half that fails least
+is asked (panic).
 """
 
 from collections.abc import Collection
@@ -37,23 +38,28 @@ def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None 
         waits = [engine.rests_s for engine in candidates]
         returns = any(engine.returning for engine in allowed)
         return Decision(None, "none", view.engines, min(waits, default=None), returns)
-    out = _ejected(view)
-    fit = [engine for engine in awake if engine.id not in out]
-    best = min(fit or awake, key=lambda engine: _cost(engine, again=bool(avoid)))
-    return Decision(best.id, _why(view, bool(fit), best, again=bool(avoid), resumed=weights is not None), view.engines)
+    busiest = max(engine.running for engine in awake)
+    best = min(_preferred(view, awake), key=lambda engine: _cost(engine, busiest, again=bool(avoid)))
+    return Decision(best.id, _why(view, best, again=bool(avoid), resumed=weights is not None), view.engines)
 
 
 def open_to(view: FleetView) -> list[EngineView]:
     """The engines that a new answer may go to."""
-    awake = [engine for engine in view.engines if engine.usable and not engine.rests_s]
+    return _preferred(view, [engine for engine in view.engines if engine.usable and not engine.rests_s])
+
+
+def _preferred(view: FleetView, awake: list[EngineView]) -> list[EngineView]:
+    """Of those that can be asked, the ones to ask. One that serves and has much to do is better than one that fails at once."""
+    if sound := [engine for engine in awake if not engine.ejected]:
+        return sound
     out = _ejected(view)
     return [engine for engine in awake if engine.id not in out] or awake
 
 
-def _why(view: FleetView, fit: bool, best: EngineView, *, again: bool, resumed: bool) -> Why:
+def _why(view: FleetView, best: EngineView, *, again: bool, resumed: bool) -> Why:
     if resumed:
         return "resume"
-    if not fit or best.ejected:
+    if best.ejected:
         return "panic"
     if again:
         return "elsewhere"
@@ -61,10 +67,11 @@ def _why(view: FleetView, fit: bool, best: EngineView, *, again: bool, resumed: 
 
 
 def _ejected(view: FleetView) -> set[str]:
-    """The engines that are out: those that fail most, and no more than half."""
+    """The engines that are out where all are ejected: those that fail most, and no more than half."""
     ejected = sorted((engine for engine in view.engines if engine.ejected), key=lambda engine: -engine.failing)
     return {engine.id for engine in ejected[: int(len(view.engines) * _EJECTED_SHARE)]}
 
 
-def _cost(engine: EngineView, *, again: bool) -> tuple[bool, bool, float]:
-    return engine.full, again and engine.failing >= _FAILS, (engine.running + 1) / engine.share
+def _cost(engine: EngineView, busiest: int, *, again: bool) -> tuple[bool, bool, float]:
+    looks = engine.running + engine.failing * busiest
+    return engine.full, again and engine.failing >= _FAILS, (looks + 1) / engine.share

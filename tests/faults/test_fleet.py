@@ -354,6 +354,28 @@ async def test_e27_half_a_fleet_that_fails_half_of_its_requests(no_leaks: NoLeak
         assert state(place, str(place.record["engine"])) == "closed", "it serves, and waits for no trial"
 
 
+async def test_e27_two_of_three_that_fail_at_once_draw_nothing_from_a_slow_one(no_leaks: NoLeaks) -> None:
+    """What fails at once is never busy. All requests find the one that serves, and soon without asking another."""
+    async with fleet(no_leaks, "vllm", 3) as place:
+        asks = "[[tokens=4]][[chaos:500 only=a]][[chaos:500 only=b]][[chaos:slow_first s=0.3]]"
+        waits: list[float] = []
+        answers: list[Answer] = []
+
+        async def client(number: int) -> None:
+            for asked in range(8):
+                answer, took_s = await timed(place.ask(f"{asks} {number} {asked}"))
+                answers.append(answer)
+                waits.append(took_s)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(30):
+                group.create_task(client(number))
+        assert [answer.error for answer in answers if not answer.done] == []
+        assert len(place.seen) / len(answers) <= 1.2
+        assert sorted(waits)[len(waits) // 2] <= 0.3 * SLACK
+        assert calls(place, "c") >= len(answers)
+
+
 @per_kind
 async def test_e28_without_any_engine_the_answer_is_quick_and_it_recovers(no_leaks: NoLeaks, kind: Kind) -> None:
     async with fleet(no_leaks, kind) as place:
