@@ -36,6 +36,7 @@ from gateway.observe.bus import Bus
 from gateway.observe.explain import Explain
 from gateway.observe.health import Health
 from gateway.observe.metrics import Metrics
+from gateway.observe.scrape import Scrapes
 from gateway.pressure import Pressure
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
@@ -161,7 +162,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     health = Health(
         lambda: [(each.model, each.id) for each in registry.members.values()], registry.is_ready, registry.breaker_state
     )
-    metrics = _metrics(models, registry, dialect.name, lambda: (*gate.gauges(), *health(), troubles.metric()))
+    metrics = _metrics(settings, models, registry, dialect.name, lambda: (*gate.gauges(), *health(), troubles.metric()))
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
@@ -183,7 +184,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             new_id=new_id,
             is_open=lambda: condition.open,
         )
-        shown = metrics.expose if is_loopback(settings.server.host) else None
+        scrapes = Scrapes(metrics.copied)
+        shown = scrapes if is_loopback(settings.server.host) else None
         public = operations(registry, models, condition, shown, to_operators=False)
 
         def listing(wanted: tuple[Model, ...]) -> bytes:
@@ -193,7 +195,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         debugging = Debugging(dialect, names, registry, options)
         add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
-        admin = operations(registry, models, condition, metrics.expose, to_operators=True)
+        admin = operations(registry, models, condition, scrapes, to_operators=True)
         add_admin(admin, registry, explain)
         for api in (public, admin):
             answer_errors(api, dialect.error)
@@ -209,9 +211,11 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             yield Gateway(main, Numbered(admin, new_id), registry, condition, models, gate.pressure, sources.reload)
 
 
-def _metrics(models: tuple[Model, ...], registry: Registry, dialect: str, more: Callable[[], Iterable[Metric]]) -> Metrics:
+def _metrics(
+    settings: Settings, models: tuple[Model, ...], registry: Registry, dialect: str, more: Callable[[], Iterable[Metric]]
+) -> Metrics:
     checks = {model.name: model.checked.passed for model in models if model.checked is not None}
-    return Metrics(served(models), [dialect], registry.running, registry.mismatched, checks, more=more)
+    return Metrics(served(settings, models), [dialect], registry.running, registry.mismatched, checks, more=more)
 
 
 @asynccontextmanager

@@ -38,6 +38,7 @@ class Attempt:
         self._decision = decision
         self._job = progress.job
         self._visit: Visit | None = None
+        self._timer: StageTimer | None = None
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._heard_s = 0.0
@@ -54,7 +55,7 @@ class Attempt:
         ledger.engine = member.id
         self.number = number = ledger.attempts
         decision = self._decision
-        visit = self._visit = job.services.registry.visit(member.id)
+        visit = self._visit = job.services.registry.visit(member.id, self._give_up)
         retry, why = bool(self.progress.tries.failed), decision.why
         began_s, considered = self._began_s, decision.considered
         emit(AttemptStarted(ledger.request_id, number, member.id, member.model, began_s, why, considered, retry))
@@ -77,12 +78,22 @@ class Attempt:
                 emit(AttemptFailed(ledger.request_id, number, member.id, failure, member.model))
         return failure is None
 
+    def _give_up(self, silent_s: float) -> None:
+        """Probes found the engine gone. An answer that has waited so long for its first token goes to another, where one can take
+        it; else it may still come, as an engine that is busy with a long prompt may answer no probe."""
+        if self._timer is None or self._timer.waits_s < silent_s:
+            return
+        ledger, total_s = self._job.ledger, self._job.services.limits.total_s
+        if self.progress.movable(self.member.id, ledger.received_s + total_s - self._loop.time()):
+            self._timer.give_up()
+
     async def _serve(self) -> bool:
         services, progress = self._job.services, self.progress
         course = progress.course
         rest = None if course.ended else progress.work
         ends_at = self._job.ledger.received_s + services.limits.total_s
         with StageTimer(services.watchdog, services.limits, ends_at) as timer:
+            self._timer = timer
             if course.must_go_on:  # the template has opened a thought that may have no token
                 rest = course.continued(progress.whole)
             while rest is not None:

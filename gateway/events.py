@@ -1,8 +1,8 @@
 """The life of a request as values: what observers see. A union, nothing else.
 
 Each request emits exactly one `Finished` and, once its body was read, one `Received` before it. Between them, each
-`AttemptStarted` is closed by exactly one of `AttemptFailed`, `ClientGone` or `Finished` (which closes the attempt that served the
-answer), so that counts of running work are a fold over this stream. Times are seconds of the monotonic clock; durations are
+`AttemptStarted` is closed by exactly one of `AttemptFailed`, `AttemptServed`, `ClientGone` or `Finished` (which closes the attempt
+that served the only answer), so that counts of running work are a fold over this stream. Times are seconds of the monotonic clock; durations are
 seconds.
 """
 
@@ -64,6 +64,15 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptServed:
+    """The attempt served one of several answers: its engine is free, and the request goes on."""
+
+    request_id: str
+    attempt: int
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotRetried:
     """No other engine is asked after this attempt: `why`, and what spoke against going on with its answer."""
 
@@ -118,4 +127,4 @@ class Finished:
     notes: tuple[str, ...] = ()
 
 
-Event = Received | AttemptStarted | FirstToken | AttemptFailed | NotRetried | ClientGone | Finished
+Event = Received | AttemptStarted | FirstToken | AttemptFailed | AttemptServed | NotRetried | ClientGone | Finished

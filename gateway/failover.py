@@ -112,7 +112,7 @@ def _no_engine(failed: Attempt, error: GatewayError, decision: Decision) -> NoRe
 def _end(failed: Attempt, error: GatewayError, stopped: Stopped, against: Objection | None = None) -> NoReturn:
     """Tells why the answer ends here. Of engines that had no room, the client is told when the first may have some."""
     job, tries = failed.progress.job, failed.progress.tries
-    job.services.bus.emit(NotRetried(job.ledger.request_id, failed.number, stopped, against))
+    job.services.bus.emit(NotRetried(job.ledger.request_id, failed.number, stopped, against, job.model.name))
     if stopped == "poison":
         raise PoisonRequest("Two engines failed on this request: it is given to no other.") from error
     if isinstance(error, EngineRefused) and tries.wait_s is not None:

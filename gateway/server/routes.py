@@ -4,7 +4,7 @@ A hot path skips FastAPI's routing, which costs half as much again a request (an
 in its OpenAPI document.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -29,7 +29,7 @@ from gateway.model import Model
 from gateway.server.schemas import described, schema_of
 from gateway.wire.jsonio import decode, encode
 
-Expose = Callable[[str], tuple[str, bytes]]
+Expose = Callable[[str], Awaitable[tuple[str, bytes]]]
 _TELLING = frozenset({"/health", "/ready", "/metrics"})
 
 
@@ -131,7 +131,7 @@ def operations(
 
         @api.get("/metrics", summary="Prometheus metrics")
         async def metrics(request: Request) -> Response:
-            kind, body = expose(request.headers.get("accept", ""))
+            kind, body = await expose(request.headers.get("accept", ""))
             return Response(body, headers={"content-type": kind})
 
     return api
