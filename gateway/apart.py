@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
@@ -23,29 +24,44 @@ _Found = tuple[socket.AddressFamily, int, str]
 async def apart(work: Callable[[], T]) -> T:
     """What `work` gives, on a thread of its own; raises what it raises. A cancellation leaves the thread to itself: callers see
     to it that no more are started than they can bear."""
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[T] = loop.create_future()
+    end = _End[T]()
 
     def run() -> None:
-        try:
-            settle = partial(_give, answered, work())
-        except Exception as error:  # raised again where it is waited for
-            settle = partial(_fail, answered, error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle)
+        with end:
+            end.value.append(work())
 
     threading.Thread(target=run, name="interlock-apart", daemon=True).start()
-    return await answered
+    await end.waited()
+    return end.value[0]
 
 
-def _give(answered: "asyncio.Future[T]", value: T) -> None:
-    if not answered.done():
-        answered.set_result(value)
+class _End(Generic[T]):
+    """How a piece of work ended: what it gave, or what it raised, told to the loop that waits for it."""
 
+    def __init__(self) -> None:
+        self.value: list[T] = []
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Future[None] = self._loop.create_future()
 
-def _fail(answered: "asyncio.Future[T]", error: Exception) -> None:
-    if not answered.done():
-        answered.set_exception(error)
+    def __enter__(self) -> None:
+        """On the thread."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._tell, error)
+        return True
+
+    def _tell(self, error: BaseException | None) -> None:
+        if self._told.done():
+            return
+        if error is not None:
+            self._told.set_exception(error)
+        else:
+            self._told.set_result(None)
+
+    async def waited(self) -> None:
+        """Raises what the work raised."""
+        await self._told
 
 
 class Names(AbstractResolver):
