@@ -27,6 +27,7 @@ class Visit:
         """It was answered."""
         if self._ends():
             self._standing.breaker.succeeded(self._number)
+            self._standing.served()
 
     def failed(self, error: GatewayError) -> None:
         """It failed, whoever is to blame."""
@@ -40,8 +41,7 @@ class Visit:
                 standing.breaker.failed(self._number, now_s, unreached=True)
             case "busy":
                 standing.breaker.excused(self._number)
-                if isinstance(error, EngineRefused) and error.wait_s is not None:
-                    standing.rest(now_s, error.wait_s)
+                standing.busy(now_s, error.wait_s if isinstance(error, EngineRefused) else None)
             case "none":
                 standing.breaker.excused(self._number)
         if isinstance(error, EngineUnreachable | EngineGone):

@@ -34,7 +34,7 @@ def blame(error: GatewayError) -> Blame:
     if isinstance(error, EngineUnreachable) or (isinstance(error, EngineTimeout) and error.stage == "connect"):
         return "unreached"
     if isinstance(error, EngineRefused):
-        if error.status == 429 or (error.status == 503 and error.wait_s is not None):
+        if error.status in _TRY_ELSEWHERE or (error.status == 503 and error.wait_s is not None):
             return "busy"
         return "engine" if error.status >= 500 else "none"
     if isinstance(error, EngineTimeout):

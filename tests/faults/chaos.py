@@ -26,8 +26,10 @@ BEFORE_HEADERS = {
 STATUS = {
     "400": "the request is wrong",
     "404": "the model is not there",
+    "408": "it took too long",
+    "421": "not for this engine",
     "422": "the request cannot be read",
-    "429": "too busy; `retry_after` (2) seconds, as a date with `date=1`",
+    "429": "too busy; `retry_after` (2) seconds, as a date with `date=1`, or `none`",
     "500": "a failure",
     "503": "cannot serve; `retry_after` and `date` as 429",
     "context_length": "400: the prompt is too long, in the engine's own words",

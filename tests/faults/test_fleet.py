@@ -213,6 +213,22 @@ async def test_e23_a_busy_engine_rests_and_another_serves_now(place: Fleet, code
     assert not any(counted(place, "a")), "a busy engine is no broken one"
 
 
+@pytest.mark.parametrize("fault", ["429 retry_after=none", "429 retry_after=0", "503 retry_after=0", "408", "421"])
+async def test_e23_one_that_does_not_say_until_when_it_is_busy_draws_nothing(place: Fleet, fault: str) -> None:
+    """It refuses at once, and so would be idle for ever."""
+    answers = await load(place, 10, so_many(150), f"[[tokens=2]][[chaos:{fault} only=a]][[chaos:slow s=0.01]]")
+    assert [answer.error for answer in answers if not answer.done] == []
+    assert len(place.seen) / len(answers) <= 1.2
+    assert not any(counted(place, "a"))
+
+
+@pytest.mark.parametrize("fault", ["429 retry_after=none", "408"])
+async def test_e23_where_there_is_no_other_it_is_asked_all_the_same(no_leaks: NoLeaks, fault: str) -> None:
+    async with fleet(no_leaks, "vllm", 1) as place:
+        assert (await place.ask(f"[[chaos:{fault}]]")).status == int(fault[:3])
+        assert place.whole(await place.ask("x"))
+
+
 @pytest.mark.parametrize(("first_s", "second_s", "told_s"), [(9, 4, 4), (3, 9, 3)])
 @pytest.mark.parametrize("code", [429, 503])
 async def test_e23_where_all_are_busy_the_client_is_told_of_the_first(

@@ -1,5 +1,6 @@
 """What probes and traffic say of one engine together, and that each attempt counts once."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -232,3 +233,22 @@ def test_it_is_known_who_generated_since() -> None:
     assert not registry.heard_since("a", 200.1)
     assert not registry.heard_since("b", 0)
     assert not registry.heard_since("gone", 0)
+
+
+def test_one_that_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
+    registry, clock = made("a")
+    asked: list[float] = []
+    while clock.now_s < 300:
+        if not seen(registry).shy:
+            asked.append(clock.now_s)
+            for visit in [registry.visit("a") for _ in range(3)]:  # at once counts once
+                visit.failed(EngineRefused("x", status=429))
+        clock.now_s += 0.5
+    waits = [round(later - earlier) for earlier, later in itertools.pairwise(asked)]
+    assert waits[:7] == [1, 2, 4, 8, 16, 30, 30]
+    clock.now_s += 30
+    registry.visit("a").served()
+    registry.visit("a").failed(EngineRefused("x", status=429))
+    clock.now_s += 1
+    assert not seen(registry).shy
+    assert registry.breaker_state("a") == "closed"

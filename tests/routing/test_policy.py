@@ -41,6 +41,11 @@ OUT = {"ejected": True, "failing": 0.5}
         # full
         ({"a": {"running": 4, "most_running": 4}, "b": {"running": 9}}, "b", "least_busy"),
         ({"a": {"running": 4, "most_running": 4}, "b": {"running": 5, "most_running": 5}}, "a", "least_busy"),
+        # had no room a moment ago
+        ({"a": {"shy": True}, "b": {"running": 99}}, "b", "least_busy"),
+        ({"a": {"shy": True}, "b": OUT}, "a", "least_busy"),
+        ({"a": {"shy": True, "running": 3}, "b": {"shy": True}}, "b", "least_busy"),
+        ({"a": {"shy": True}}, "a", "only"),
         # ejected
         ({"a": OUT, "b": {"running": 99}}, "b", "least_busy"),
         ({"a": OUT, "b": {**OUT, "failing": 0.9}}, "a", "panic"),
@@ -55,6 +60,7 @@ OUT = {"ejected": True, "failing": 0.5}
         ({"a": {"failing": 0.3, "running": 7}, "b": {"running": 9}}, "b", "least_busy"),
         ({"a": {"failing": 0.3, "running": 6}, "b": {"running": 9}}, "a", "least_busy"),
         ({"a": {"failing": 1.0, "running": 1}, "b": {"running": 8}}, "b", "least_busy"),
+        ({"a": {"running": 8}, "b": {"running": 8}, "c": {"failing": 1.0}}, "c", "least_busy"),  # one has to see whether it does
         ({"a": OUT, "b": OUT, "c": {**OUT, "failing": 1.0}, "d": {**OUT, "failing": 0.9}}, "a", "panic"),
     ],
 )
