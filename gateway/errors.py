@@ -21,6 +21,7 @@
     │   │   └── EngineDiffers       502  it went on with another's answer as that one had not
     │   ├── PoisonRequest           502  engines went down as they served it
     │   └── EngineTimeout           504  names the stage
+    │       └── EngineSilent        504  before the stage's limit, as its health checks failed
     ├── AnswerRefused               502  the model's answer broke a rule that the operator set to `refuse` or `error`
     ├── Draining                    503  the gateway is shutting down
     └── InternalError               500  ours
@@ -243,6 +244,15 @@ class EngineTimeout(EngineError):
         super().__init__(f"The engine did not answer in time: stage {stage}, limit {limit_s:g} s.")
         self.stage = stage
         self.reason = stage
+
+
+class EngineSilent(EngineTimeout):
+    """The engine was silent in this stage, and probes found it gone: its limit was not waited for."""
+
+    def __init__(self, stage: TimeoutStage, silent_s: float) -> None:
+        super().__init__(stage, silent_s)
+        self.message = f"The engine was silent, and its health checks failed: stage {stage}, after {silent_s:.3g} s."
+        self.args = (self.message,)
 
 
 class AnswerRefused(GatewayError):

@@ -8,7 +8,8 @@ from gateway.course import Course, course_of
 from gateway.fleet.registry import Member
 from gateway.job import Job
 from gateway.reading import work_for
-from gateway.routing.resume import Cut
+from gateway.routing.policy import choose
+from gateway.routing.resume import Cut, objection
 from gateway.routing.retry import Tries
 
 
@@ -51,6 +52,18 @@ class Progress:
             same_penalties=self.traits.same_penalties,
             ended=self.course.went_on,
         )
+
+    def movable(self, engine: str, left_s: float) -> bool:
+        """Whether an attempt that is given up on this engine could be followed by one on another, as things are."""
+        job, tries = self.job, self.tries
+        services = job.services
+        if not job.may_retry or len(tries.failed) + 1 >= services.retries.rules.attempts or services.pressure.saturated:
+            return False
+        if self.delivered and objection(self.cut(left_s), on=services.resume) is not None:
+            return False
+        view = services.registry.view(job.model.name)
+        decision = choose(view, avoid=[*tries.failed, engine], weights=self.weights if self.delivered else None)
+        return decision.engine is not None and decision.why != "panic"
 
     def resume(self) -> None:
         """The work is what is left of it, after what was read."""

@@ -25,6 +25,7 @@ _log = structlog.get_logger("interlock.fleet")
 
 _STOOD_STILL = 0.1  # the share of a probe's time that the loop may stand still
 _SILENT_IN_A_ROW = 3  # probes without an answer that take out an engine on which requests run: it may be busy with one
+_GONE_IN_A_ROW = 3  # probes that find an engine gone, until what waits for its first token goes elsewhere
 _MAX_IDS_BYTES = 1 << 18  # the text has some thousands of tokens at the most
 _MISMATCH = (
     "its token ids for a text are not those of the model's `source`: it serves another model or another revision of it, or its "
@@ -51,6 +52,11 @@ class _Fault:
     why: str
     figures: Mapping[str, object] = field(default_factory=dict)
     silent: bool = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether it cannot serve whom it has."""
+        return self.problem in ("unreachable", "unhealthy")
 
 
 class Prober:
@@ -133,6 +139,7 @@ class _Watch:
         self._stood_s = stood_s
         self._times = times
         self._silent = 0  # probes without an answer, in a row
+        self._gone = 0  # probes that found it unreachable or unhealthy, in a row
         self._info: EngineInfo | None = None
         self._compared_s: float | None = None  # when its ids were last the model's; None where it may be another since
         self._told: Problem | None = "not_probed"
@@ -157,18 +164,22 @@ class _Watch:
         engine_id, registry = self._member.id, self._registry
         losses, began_s, stood_s = registry.losses(engine_id), registry.now_s(), self._stood_s()
         fault = await self._fault()
+        stood_still = self._stood_s() - stood_s >= self._times.limit_s * _STOOD_STILL
         self._silent = self._silent + 1 if fault is not None and fault.silent else 0
+        self._gone = self._gone + 1 if fault is not None and fault.gone and not stood_still else 0
         if self._silent and registry.is_ready(engine_id):
             if registry.heard_since(engine_id, began_s):
-                self._silent = 0
+                self._silent = self._gone = 0
                 return True
-            if self._stood_s() - stood_s >= self._times.limit_s * _STOOD_STILL:
+            if stood_still:
                 self._silent = 0
                 return False
             if self._silent < _SILENT_IN_A_ROW and registry.running.count(self._member.model, engine_id):
                 return False
         if fault is not None:
             registry.set_ready(engine_id, False, fault.problem)
+            if self._gone >= _GONE_IN_A_ROW:
+                registry.give_up(engine_id, self._times.limit_s)
         elif losses == registry.losses(engine_id):
             registry.set_ready(engine_id, True)
         else:  # traffic lost it meanwhile: what it said may be of one that is gone

@@ -121,6 +121,14 @@ class Registry:
         if (was_ready, was_down) != (ready, standing.down):
             self._wake()
 
+    def give_up(self, engine_id: str, silent_s: float) -> None:
+        """Probes found an engine gone: those that wait for it are told, but where it generated for anyone in so many seconds."""
+        standing = self._standings.get(engine_id)
+        if standing is None or self.heard_since(engine_id, self._clock() - silent_s):
+            return
+        for give_up in list(standing.visitors):
+            give_up(silent_s)
+
     def drain(self, engine_id: str, on: bool) -> None:
         """Whether the engine gets no new requests, by its operator's wish. Raises KeyError."""
         self._standings[engine_id].draining = on
@@ -128,10 +136,10 @@ class Registry:
 
     # What traffic says
 
-    def visit(self, engine_id: str) -> Visit:
-        """An attempt goes there now. Raises KeyError."""
+    def visit(self, engine_id: str, give_up: Callable[[float], None] | None = None) -> Visit:
+        """An attempt goes there now; `give_up` as for `Visit`. Raises KeyError."""
         standing, member = self._standings[engine_id], self._members[engine_id]
-        return Visit(standing, self._clock, lambda: self._lost(standing, member))
+        return Visit(standing, self._clock, lambda: self._lost(standing, member), give_up)
 
     def lost(self, engine_id: str) -> None:
         """Records that traffic found an engine gone, or that it broke off an answer. It may have been restarted with another

@@ -1,5 +1,6 @@
 """How one engine stands: what probes and traffic say of it, and what its operator wants of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,6 +47,7 @@ class Standing:
         self.leaving = False  # it is on its way out
         self.breaker = Breaker(rules.breaker)
         self.heard_s: float | None = None  # when it last generated for anyone
+        self.visitors: set[Callable[[float], None]] = set()  # attempts, told how long it was silent once it was found gone
         self._slow_start_s = rules.slow_start_s
         self._away = False
         self._rests_until_s = 0.0

@@ -8,13 +8,23 @@ from gateway.routing.retry import blame
 
 
 class Visit:
-    """It begins when it is made. `clock` is the registry's; `lost` is called where the engine was found gone."""
+    """It begins when it is made. `clock` is the registry's; `lost` is called where the engine was found gone, `give_up` where
+    probes find it gone and silent for so many seconds."""
 
-    def __init__(self, standing: Standing, clock: Callable[[], float], lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        standing: Standing,
+        clock: Callable[[], float],
+        lost: Callable[[], None],
+        give_up: Callable[[float], None] | None = None,
+    ) -> None:
         self._standing = standing
         self._clock = clock
         self._lost = lost
         self._over = False
+        self._give_up = give_up
+        if give_up is not None:
+            standing.visitors.add(give_up)
         self._number = standing.breaker.started(clock())
 
     def heard(self) -> None:
@@ -54,4 +64,6 @@ class Visit:
 
     def _ends(self) -> bool:
         ended, self._over = self._over, True
+        if self._give_up is not None:
+            self._standing.visitors.discard(self._give_up)
         return not ended

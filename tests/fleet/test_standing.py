@@ -98,6 +98,26 @@ def test_an_outcome_is_one_count_or_none(error: GatewayError, counted: int, read
     assert registry.losses("a") == (0 if ready else 1)
 
 
+def test_those_that_wait_for_an_engine_are_told_that_it_is_gone() -> None:
+    registry, clock = made("a", "b")
+    told: list[float] = []
+    visits = [registry.visit("a", told.append), registry.visit("b", lambda _: pytest.fail("it is well"))]
+    registry.give_up("a", 5.0)
+    assert told == [5.0]
+    visits[0].heard()
+    clock.now_s += 4.9
+    registry.give_up("a", 5.0)  # it generated a moment ago
+    assert told == [5.0]
+    clock.now_s += 0.2
+    registry.give_up("a", 5.0)
+    assert told == [5.0, 5.0]
+    for visit in visits:
+        visit.over()
+    registry.give_up("a", 5.0)
+    registry.give_up("gone", 5.0)
+    assert told == [5.0, 5.0]
+
+
 def test_a_client_that_leaves_and_a_bug_of_ours_count_nothing() -> None:
     registry, _ = made("a")
     registry.visit("a").over()
