@@ -2,8 +2,8 @@
 
 Now the one with the fewest attempts of ours running for what it can take; of several, the first in the settings, which holds the
 longest cache. One that fails is not as idle as it looks: its requests are over at once. It counts as if those that failed ran as
-long as the others'. An ejected engine is passed over while any other can serve. Where all are ejected, the half that fails least
-is asked (panic).
+long as the others'. An ejected engine is passed over while any other can serve; so is one that just had no room. Where all are
+ejected, the half that fails least is asked (panic).
 """
 
 from collections.abc import Collection
@@ -15,6 +15,7 @@ from gateway.routing.view import EngineView, FleetView
 Why = Literal["least_busy", "only", "elsewhere", "resume", "panic", "none"]
 _FAILS = 0.2  # the share of failures from which an engine is no place for a second try
 _EJECTED_SHARE = 0.5
+_MOST_FAILING = 0.9  # one that always failed is given some requests too, or it would never be seen to serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def open_to(view: FleetView) -> list[EngineView]:
 def _preferred(view: FleetView, awake: list[EngineView]) -> list[EngineView]:
     """Of those that can be asked, the ones to ask. One that serves and has much to do is better than one that fails at once."""
     if sound := [engine for engine in awake if not engine.ejected]:
-        return sound
+        return [engine for engine in sound if not engine.shy] or sound
     out = _ejected(view)
     return [engine for engine in awake if engine.id not in out] or awake
 
@@ -73,5 +74,5 @@ def _ejected(view: FleetView) -> set[str]:
 
 
 def _cost(engine: EngineView, busiest: int, *, again: bool) -> tuple[bool, bool, float]:
-    looks = engine.running + engine.failing * busiest
+    looks = engine.running + min(engine.failing, _MOST_FAILING) * busiest
     return engine.full, again and engine.failing >= _FAILS, (looks + 1) / engine.share
