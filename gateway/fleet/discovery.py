@@ -126,7 +126,8 @@ class Membership:
             {str(self._wire(model, each).root.host) for model, each, _ in self._entries() if each.resolve},
         )
         present = {each.id: each for each in registry.members.values() if each.id not in self._leaving}
-        changes = reconcile(self._wanted(), present)
+        wanted = self._wanted()
+        changes = reconcile(wanted, present)
         for member in (*changes.added, *changes.changed):
             old = registry.members.get(member.id)
             self._leaving.pop(member.id, None)
@@ -138,6 +139,7 @@ class Membership:
             self._leaving[engine_id] = asyncio.get_running_loop().time()
             registry.leave(engine_id)
             self._some_leave.set()
+        registry.arrange(each.id for each in wanted)
         for what, ids in (
             ("engines added", [each.id for each in changes.added]),
             ("engines changed", [each.id for each in changes.changed]),

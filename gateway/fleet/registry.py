@@ -20,6 +20,8 @@ from gateway.routing.breaker import BreakerState
 from gateway.routing.inflight import InFlight
 from gateway.routing.view import FleetView
 
+_MOST_GONE = 1024  # engines that were drained and are not there now
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -67,6 +69,7 @@ class Registry:
         self._clock = clock
         self._members: dict[str, Member] = {}
         self._standings: dict[str, Standing] = {}
+        self._drained: dict[str, None] = {}
         self._changed = asyncio.Event()
         self.running = InFlight()
         for member in members:
@@ -74,7 +77,7 @@ class Registry:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """Every engine, in the order in which they came."""
+        """Every engine, in the order in which they came or were arranged."""
         return MappingProxyType(self._members)
 
     def add(self, member: Member) -> None:
@@ -83,15 +86,18 @@ class Registry:
         on."""
         known = self._members.get(member.id)
         if known is None or known.place != member.place:
-            losses, before = self.losses(member.id), self._standings.get(member.id)
+            losses = self.losses(member.id)
             self._enter(member)
-            standing = self._standings[member.id]
-            standing.losses = losses + 1  # what was asked before is not of this one
-            standing.draining = before is not None and before.draining
+            self._standings[member.id].losses = losses + 1  # what was asked before is not of this one
         else:
             self._members[member.id] = member
             self._standings[member.id].leaving = False
         self._wake()
+
+    def arrange(self, ids: Iterable[str]) -> None:
+        """Puts these engines into this order, before all others."""
+        order = [each for each in dict.fromkeys(ids) if each in self._members]
+        self._members = {each: self._members[each] for each in dict.fromkeys((*order, *self._members))}
 
     def leave(self, engine_id: str) -> None:
         """The engine gets no new requests, as it will be removed. Raises KeyError."""
@@ -105,7 +111,8 @@ class Registry:
 
     def _enter(self, member: Member) -> None:
         self._members[member.id] = member
-        self._standings[member.id] = Standing(self._rules)
+        self._standings[member.id] = standing = Standing(self._rules)
+        standing.draining = member.id in self._drained
 
     def _wake(self) -> None:
         self._changed.set()
@@ -130,8 +137,15 @@ class Registry:
             give_up(silent_s)
 
     def drain(self, engine_id: str, on: bool) -> None:
-        """Whether the engine gets no new requests, by its operator's wish. Raises KeyError."""
+        """Whether the engine gets no new requests, by its operator's wish, which is known when the engine was away, too. Raises
+        KeyError."""
         self._standings[engine_id].draining = on
+        self._drained.pop(engine_id, None)
+        if on:
+            self._drained[engine_id] = None
+            gone = [each for each in self._drained if each not in self._members]
+            for each in gone[: max(len(gone) - _MOST_GONE, 0)]:
+                del self._drained[each]
         self._wake()
 
     # What traffic says

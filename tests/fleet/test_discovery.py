@@ -232,7 +232,7 @@ async def test_an_engine_may_move_to_another_model() -> None:
         here.membership.list_engines("m", ())
         here.membership.list_engines("n", (entry("b"), entry("a")))
         here.membership.apply()
-        assert [each.id for each in here.registry.view("n").engines] == ["a", "b"]
+        assert [each.id for each in here.registry.view("n").engines] == ["b", "a"]
         assert here.roll.told[2:] == [("left", "m", "a"), ("joined", "n", "a")]
 
 
@@ -260,6 +260,23 @@ async def test_files_and_names_add_so_many_engines_and_no_more() -> None:
         models = [each.model for each in here.registry.members.values()]
         assert (models.count("m"), models.count("n")) == (MOST_ENGINES + 1, MOST_ENGINES)
         assert any(each["event"] == "engines not taken" for each in logs)
+
+
+async def test_engines_stand_in_the_order_in_which_they_are_named() -> None:
+    async with place() as here:
+        here.membership.list_engines("m", (entry("a"), entry("b")))
+        here.membership.apply()
+        here.membership.list_engines("m", (entry("c"), entry("b"), entry("a")))
+        here.membership.apply()
+        assert here.ids == ["c", "b", "a"]
+        here.registry.drain("b", True)
+        here.membership.list_engines("m", (entry("c"),))
+        here.membership.apply()
+        await until(lambda: here.ids == ["c"])
+        here.membership.list_engines("m", (entry("a"), entry("b"), entry("c")))
+        here.membership.apply()
+        assert here.ids == ["a", "b", "c"]
+        assert [each.draining for each in here.registry.view("m").engines] == [False, True, False]
 
 
 async def test_a_name_s_addresses_are_engines_that_come_and_go_with_them() -> None:

@@ -43,6 +43,41 @@ def test_what_each_engine_said_is_kept() -> None:
     assert registry.info("c") == EngineInfo()
 
 
+def test_engines_stand_as_they_are_arranged() -> None:
+    registry = Registry([member("a"), member("b"), member("c")])
+    before = registry.members
+    registry.arrange(["c", "nobody", "b", "c"])
+    assert list(registry.members) == ["c", "b", "a"]
+    assert [each.id for each in registry.view("m").engines] == ["c", "b", "a"]
+    assert list(before) == ["a", "b", "c"]  # who walks over them goes on
+
+
+def test_a_drain_is_known_of_an_engine_that_was_away() -> None:
+    registry = Registry([member("a"), member("b")])
+    for name in ("a", "b"):
+        registry.drain(name, True)
+        registry.remove(name)
+    registry.add(member("a"))
+    assert registry.standing("a").draining
+    registry.drain("a", False)
+    registry.remove("a")
+    registry.add(member("a"))
+    registry.add(member("b", url="http://127.0.0.1:8"))
+    assert [registry.standing(each).draining for each in ("a", "b")] == [False, True]
+
+
+def test_drains_of_engines_that_are_gone_are_few() -> None:
+    registry = Registry([member("here")])
+    registry.drain("here", True)
+    for number in range(1100):
+        registry.add(member(f"{number}"))
+        registry.drain(f"{number}", True)
+        registry.remove(f"{number}")
+    for each in ("0", "1099"):
+        registry.add(member(each))
+    assert [registry.standing(each).draining for each in ("here", "0", "1099")] == [True, False, True]
+
+
 async def test_only_changes_wake_those_who_wait() -> None:
     registry = fleet("a", "b")
     registry.set_ready("a", False)
