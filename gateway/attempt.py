@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from engines.base import Chunk, Reader, Work
 from gateway.course import Course
-from gateway.errors import EngineBroke, EngineGone, EngineRefused, GatewayError
+from gateway.errors import BadRequest, EngineBroke, EngineGone, EngineRefused, GatewayError
 from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
 from gateway.fleet.visit import Visit
@@ -42,6 +42,11 @@ class Attempt:
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._heard_s = 0.0
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it goes on with what another engine began."""
+        return self._decision.why == "resume"
 
     def age_s(self) -> float:
         """Seconds since it began."""
@@ -110,7 +115,11 @@ class Attempt:
         """One call of the engine; False where the answer missed its schema and nothing of it was delivered."""
         services, member = self._job.services, self.member
         work = replace(work, model=member.engine_model, rank=member.rank)
-        call = member.engine.call(work)
+        try:
+            call = member.engine.call(work)
+        except BadRequest:
+            self.progress.tries.unable.add(member.engine.kind)  # another kind may have what this one lacks
+            raise
         timer.enter("headers")
         exchange = await services.upstream.open(
             member.url(call.path), call, api_key=member.api_key, connect_s=services.limits.connect_s
