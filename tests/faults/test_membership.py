@@ -98,6 +98,12 @@ async def test_an_engine_that_a_file_names_serves_and_one_that_it_drops_does_not
         metrics = await place.served.metrics()
         assert metrics[sample("interlock_requests_total", model="m", engine="b", dialect="openai_chat", outcome="ok")] == 3
         assert not [name for name in metrics if "'other'" in name]
+        assert metrics[sample("interlock_prompt_tokens_total", model="m", engine="a")] > 0, "its last counts are scraped yet"
+        await place.served.settled(sample("interlock_engine_up", model="m", engine="a"), None, within_s=3 * SLACK)
+        names_engines(place.file, [a])
+        await place.fleet("a")
+        await place.served.settled(sample("interlock_engine_up", model="m", engine="b"), None, within_s=3 * SLACK)
+        assert (await place.served.metrics())[sample("interlock_engine_up", model="m", engine="a")] == 1
 
 
 async def test_removing_a_busy_engine_drops_no_stream_and_gives_it_no_new_request(no_leaks: NoLeaks, tmp_path: Path) -> None:
