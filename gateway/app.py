@@ -46,6 +46,7 @@ from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
 from gateway.server.routes import Closing, Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
+from gateway.server.site import OwnSite
 from gateway.settings import ModelSettings, Settings, load
 from gateway.settings_engines import load_engines
 from gateway.settings_fit import Speech
@@ -196,7 +197,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
         admin = operations(registry, models, condition, scrapes, to_operators=True)
-        add_admin(admin, registry, explain)
+        add_admin(admin, registry, explain, OwnSite((server.admin_host, *server.admin_names)))
         for api in (public, admin):
             answer_errors(api, dialect.error)
 

@@ -7,6 +7,7 @@
     │   ├── ModelNotFound           404  code model_not_found, names the model
     │   ├── RouteNotFound           404  code unknown_url
     │   ├── MethodNotAllowed        405
+    │   ├── ForeignSite             403  a page of another site asks what only operators may
     │   ├── BodyTooLarge            413
     │   ├── UnsupportedEncoding     415  a compressed body
     │   ├── ClientStalled           408  the client did not take its answer in time
@@ -121,6 +122,14 @@ class MethodNotAllowed(ClientError):
     status = 405
     code = "method_not_allowed"
     reason = "method_not_allowed"
+
+
+class ForeignSite(ClientError):
+    """A page of another site, in an operator's browser, asks what only operators may."""
+
+    status = 403
+    code = "foreign_site"
+    reason = "foreign_site"
 
 
 class BodyTooLarge(ClientError):
