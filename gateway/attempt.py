@@ -1,7 +1,8 @@
 """One try of one request on one engine: the call goes out, chunks come in, deltas go to the client.
 
-Invariant: an attempt emits `AttemptStarted` and is closed by exactly one event: here, in one `finally`, when it failed or the
-client left; by the request's `Finished` when it served. The engine's connection is given back or closed before `run` returns.
+Invariant: an attempt emits `AttemptStarted` and is closed by exactly one event: here, in one `finally`, when it failed, the
+client left or it served one of several answers; by the request's `Finished` when it served the only one. The engine's connection
+is given back or closed before `run` returns.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from dataclasses import replace
 from engines.base import Chunk, Reader, Work
 from gateway.course import Course
 from gateway.errors import BadRequest, EngineBroke, EngineGone, EngineRefused, GatewayError
-from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
+from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
 from gateway.fleet.visit import Visit
 from gateway.progress import Progress
@@ -81,6 +82,8 @@ class Attempt:
                 emit(ClientGone(ledger.request_id, number, member.id))
             elif failure is not None:
                 emit(AttemptFailed(ledger.request_id, number, member.id, failure, member.model))
+            elif job.request.n > 1:
+                emit(AttemptServed(ledger.request_id, number, member.id, member.model))
         return failure is None
 
     def _give_up(self, silent_s: float) -> None:

@@ -1,9 +1,9 @@
 """The life of a request as values: what observers see. A union, nothing else.
 
 Each request emits exactly one `Finished` and, once its body was read, one `Received` before it. Between them, each
-`AttemptStarted` is closed by exactly one of `AttemptFailed`, `AttemptServed`, `ClientGone` or `Finished` (which closes the attempt
-that served the only answer), so that counts of running work are a fold over this stream. Times are seconds of the monotonic clock; durations are
-seconds.
+`AttemptStarted` is closed by exactly one of `AttemptFailed`, `AttemptServed`, `ClientGone` or `Finished` (which closes the
+attempt that served the only answer), so that counts of running work are a fold over this stream. Times are seconds of the
+monotonic clock; durations are seconds.
 """
 
 from dataclasses import dataclass, field
@@ -70,6 +70,7 @@ class AttemptServed:
     request_id: str
     attempt: int
     engine: str
+    model: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class Registry:
         self._members[member.id] = member
         self._standings[member.id] = standing = Standing(self._rules)
         standing.draining = member.id in self._drained
+        self.running.moved(member.model, member.id)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -155,14 +156,9 @@ class Registry:
         standing, member = self._standings[engine_id], self._members[engine_id]
         return Visit(standing, self._clock, lambda: self._lost(standing, member), give_up)
 
-    def lost(self, engine_id: str) -> None:
-        """Records that traffic found an engine gone, or that it broke off an answer. It may have been restarted with another
-        model: it is out until it was asked."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            self._lost(standing, self._members[engine_id])
-
     def _lost(self, standing: Standing, member: Member) -> None:
-        """The other ranks at its address are of the same server, so that no second try goes there."""
+        """Traffic found an engine gone, or it broke off an answer. It may have been restarted with another model: it is out until
+        it was asked. The other ranks at its address are of the same server, so that no second try goes there."""
         ranks = [each for each in self._members.values() if member.rank is not None and each.root == member.root]
         found = {id(each): each for each in (standing, *(self._standings[each.id] for each in ranks if each.rank is not None))}
         were_ready = any(each.ready for each in found.values())

@@ -21,13 +21,14 @@ _MOST_FAILING = 0.9  # one that always failed is given some requests too, or it 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The engine of an attempt, or None; why, and what it was chosen from. `wait_s`: when one may be free, where all rest.
-    `returns`: there is none now, and one that is out may be back at once."""
+    `full`: there is none now, as those it could be have all that they may. `returns`: one that is out may be back at once."""
 
     engine: str | None
     why: Why
     considered: tuple[EngineView, ...] = ()
     wait_s: float | None = None
     returns: bool = False
+    full: bool = False
 
 
 def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None = None) -> Decision:
@@ -39,14 +40,12 @@ def choose(view: FleetView, *, avoid: Collection[str] = (), weights: str | None 
         waits = [engine.rests_s for engine in candidates]
         returns = any(engine.returning for engine in allowed)
         return Decision(None, "none", view.engines, min(waits, default=None), returns)
+    free = [engine for engine in _preferred(view, awake) if not engine.full]
+    if not free:
+        return Decision(None, "none", view.engines, full=True)
     busiest = max(engine.running for engine in awake)
-    best = min(_preferred(view, awake), key=lambda engine: _cost(engine, busiest, again=bool(avoid)))
+    best = min(free, key=lambda engine: _cost(engine, busiest, again=bool(avoid)))
     return Decision(best.id, _why(view, best, again=bool(avoid), resumed=weights is not None), view.engines)
-
-
-def open_to(view: FleetView) -> list[EngineView]:
-    """The engines that a new answer may go to."""
-    return _preferred(view, [engine for engine in view.engines if engine.usable and not engine.rests_s])
 
 
 def _preferred(view: FleetView, awake: list[EngineView]) -> list[EngineView]:
@@ -73,6 +72,6 @@ def _ejected(view: FleetView) -> set[str]:
     return {engine.id for engine in ejected[: int(len(view.engines) * _EJECTED_SHARE)]}
 
 
-def _cost(engine: EngineView, busiest: int, *, again: bool) -> tuple[bool, bool, float]:
+def _cost(engine: EngineView, busiest: int, *, again: bool) -> tuple[bool, float]:
     looks = engine.running + min(engine.failing, _MOST_FAILING) * busiest
-    return engine.full, again and engine.failing >= _FAILS, (looks + 1) / engine.share
+    return again and engine.failing >= _FAILS, (looks + 1) / engine.share

@@ -49,12 +49,3 @@ class FleetView:
     def ready(self) -> bool:
         """Whether any engine can serve."""
         return any(engine.usable for engine in self.engines)
-
-    @property
-    def room(self) -> int | None:
-        """How many more requests the engines may have now; None where one of them queues itself."""
-        usable = [engine for engine in self.engines if engine.usable and not engine.rests_s]
-        limits = [engine.most_running for engine in usable]
-        if None in limits:
-            return None
-        return sum(max((engine.most_running or 0) - engine.running, 0) for engine in usable)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from structlog.testing import capture_logs
+from support.wiring import lose
 from yarl import URL
 
 from engines.registry import make
@@ -329,7 +330,7 @@ async def test_a_name_is_asked_for_again_where_an_engine_cannot_be_reached() -> 
         here.names.answers["h"] = ["10.0.0.2", "10.0.0.3"]
         await asyncio.sleep(0.2)
         assert here.names.asked == ["h"]
-        here.registry.lost("e@10.0.0.1")
+        lose(here.registry, "e@10.0.0.1")
         await until(lambda: here.ids == ["e@10.0.0.2", "e@10.0.0.3"])
         assert here.names.asked == ["h", "h"]
 
@@ -342,6 +343,6 @@ async def test_an_engine_that_stays_out_of_reach_is_no_reason_to_ask_for_ever() 
         await until(lambda: here.ids)
         for _ in range(20):
             here.registry.set_ready("e@10.0.0.1", False)
-            here.registry.lost("e@10.0.0.1")
+            lose(here.registry, "e@10.0.0.1")
             await asyncio.sleep(0.01)
         assert len(here.names.asked) <= 3

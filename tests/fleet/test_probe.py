@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from support.gateway import sample, scripted
 from support.scripted_engine import CLOSE, HANG, HEAD, RESET, ScriptedEngine, Step, event, llama_token
 from support.vocabulary import small_tokenizer
+from support.wiring import lose
 from yarl import URL
 
 from engines.base import EngineInfo
@@ -397,7 +398,7 @@ async def test_an_engine_that_traffic_lost_is_out_until_it_was_compared() -> Non
     async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=rare) as registry:
         await until(lambda: registry.is_ready("e0"))
         engine.answers["/tokenize"] = [HANG]
-        registry.lost("e0")
+        lose(registry, "e0")
         await until(lambda: paths(engine).count("/tokenize") == 2)
         assert not registry.is_ready("e0")
 
@@ -409,7 +410,7 @@ async def test_what_an_engine_said_before_traffic_lost_it_does_not_count() -> No
         engine.answers["/tokenize"] = [head, 0.1, ids]
         async with probing(engine.url, parity=PARITY) as registry:
             await until(lambda: paths(engine).count("/tokenize") == 1)
-            registry.lost("e0")
+            lose(registry, "e0")
             await until(lambda: registry.is_ready("e0"))
             assert paths(engine).count("/tokenize") == 2
 

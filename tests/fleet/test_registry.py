@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.wiring import fleet
+from support.wiring import fleet, lose
 from yarl import URL
 
 from engines.base import EngineInfo
@@ -100,9 +100,9 @@ async def test_only_changes_wake_those_who_wait() -> None:
 def test_an_engine_that_traffic_lost_is_out_and_that_is_counted_while_it_is_out_too() -> None:
     registry = Registry([member("a"), member("b")])
     registry.set_ready("a", True)
-    registry.lost("a")
+    lose(registry, "a")
     assert registry.problem("a") == "unreachable"
-    registry.lost("a")
+    lose(registry, "a")
     assert (registry.losses("a"), registry.losses("b")) == (2, 0)
 
 
@@ -116,11 +116,11 @@ def test_an_engine_that_was_just_lost_may_return_until_a_probe_has_asked_it() ->
 
     assert not returning(), "it has never been there"
     for problem in ("unreachable", "unhealthy", None):
-        registry.lost("a")
+        lose(registry, "a")
         assert returning()
         registry.set_ready("a", problem is None, problem or "unreachable")
         assert not returning()
-    registry.lost("a")
+    lose(registry, "a")
     registry.drain("a", True)
     assert not returning()
     registry.drain("a", False)
@@ -225,7 +225,7 @@ def test_the_ranks_of_a_server_that_is_gone_are_gone_together(way: str) -> None:
     for engine_id in registry.members:
         registry.set_ready(engine_id, True)
     if way == "told":
-        registry.lost("r.1")
+        lose(registry, "r.1")
     else:
         registry.visit("r.1").failed(EngineUnreachable("gone"))
     assert [each.id for each in registry.view("m").engines if each.ready] == ["same address", "elsewhere"]

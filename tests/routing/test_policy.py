@@ -40,7 +40,7 @@ OUT = {"ejected": True, "failing": 0.5}
         ({"a": {"share": 0.5, "running": 1}, "b": {"running": 2}}, "b", "least_busy"),
         # full
         ({"a": {"running": 4, "most_running": 4}, "b": {"running": 9}}, "b", "least_busy"),
-        ({"a": {"running": 4, "most_running": 4}, "b": {"running": 5, "most_running": 5}}, "a", "least_busy"),
+        ({"a": {"running": 4, "most_running": 4}, "b": {"running": 5, "most_running": 5}}, None, "none"),
         # had no room a moment ago
         ({"a": {"shy": True}, "b": {"running": 99}}, "b", "least_busy"),
         ({"a": {"shy": True}, "b": OUT}, "a", "least_busy"),
@@ -52,7 +52,7 @@ OUT = {"ejected": True, "failing": 0.5}
         ({"a": {**OUT, "failing": 0.9}, "b": OUT}, "b", "panic"),
         ({"a": OUT, "b": {"ready": False}}, "a", "panic"),
         ({"a": OUT, "b": OUT, "c": {"running": 9}}, "c", "least_busy"),  # what fails at once is always idle
-        ({"a": OUT, "b": OUT, "c": {"running": 9, "most_running": 9}}, "c", "least_busy"),
+        ({"a": OUT, "b": OUT, "c": {"running": 9, "most_running": 9}}, None, "none"),
         ({"a": OUT, "b": OUT, "c": {"running": 9}, "d": {"running": 8}}, "d", "least_busy"),
         ({"a": OUT, "b": {**OUT, "failing": 0.4}, "c": OUT, "d": {"running": 9}}, "d", "least_busy"),
         # fails, and is still in: idle as it is, it gets no more than its part
@@ -69,7 +69,7 @@ def test_a_first_attempt(engines: dict[str, dict[str, Any]], chosen: str | None,
     decision = choose(view)
     assert (decision.engine, decision.why) == (chosen, why)
     assert decision.considered == view.engines
-    assert view.ready is (chosen is not None)
+    assert view.ready is (chosen is not None or decision.full)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_of_every_fleet(engines: list[EngineView], avoided: set[int]) -> None:
     avoid = {"abcdef"[at] for at in avoided}
     decision = choose(FleetView(tuple(named)), avoid=avoid)
     fit = [engine for engine in named if engine.ready and not engine.draining and not engine.rests_s and engine.id not in avoid]
-    assert (decision.engine is not None) is bool(fit), "who can serve is asked, and nobody else"
+    assert (decision.engine is not None or decision.full) is bool(fit), "who can serve is asked or waited for, and nobody else"
+    sound = [engine for engine in fit if not engine.ejected]
     if decision.engine is None:
+        assert all(engine.full for engine in sound)
         return
     (best,) = [engine for engine in fit if engine.id == decision.engine]
-    sound = [engine for engine in fit if not engine.ejected]
     assert not (best.ejected and sound), "one that serves is always better"
-    if best.full:
-        assert all(engine.full for engine in sound)
+    assert not best.full
 
 
 BACK = {"ready": False, "returning": True}
