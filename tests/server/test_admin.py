@@ -90,8 +90,11 @@ async def test_a_drained_engine_gets_no_requests_until_it_is_undone() -> None:
             assert (await served.chat()).status_code == 200
         assert (len(first.calls), len(second.calls)) == (0, 3)
         assert {name: each["draining"] for name, each in (await engines(served)).items()} == {IDS[0]: True, IDS[1]: False}
-        told = (await served.client.get("/ready")).json()
+        told = (await served.client.get(f"{served.admin_url}/ready")).json()
         assert (told["status"], told["problems"]) == ("ready", {"m": {IDS[0]: "draining"}})
+        public = await served.client.get("/ready")
+        assert (public.json()["models"], public.json()["problems"]) == ({"m": True}, {"m": ["draining"]})
+        assert IDS[0] not in public.text  # who can reach the API need not know the engines
         await admin.post(f"/fleet/{IDS[1].replace('/', '%2F')}/drain")
         assert (await served.client.get("/ready")).status_code == 503
         assert (await served.chat()).status_code == 503

@@ -159,7 +159,7 @@ async def test_no_connection_is_told_and_takes_the_engine_out() -> None:
     assert response.headers["retry-after"] == "1"
     assert response.json()["error"]["code"] == "no_engine"
     assert ready.status_code == 503
-    assert ready.json()["engines"] == {"m": {"e": False}}
+    assert ready.json()["models"] == {"m": False}
 
 
 async def test_a_stop_string_over_chunks_closes_the_engines_answer() -> None:
