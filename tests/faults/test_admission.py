@@ -27,6 +27,7 @@ pytestmark = pytest.mark.faults
 SLACK = 5
 KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
 DEPTH = sample("interlock_queue_depth", model="m")
+IN_FLIGHT_A = sample("interlock_inflight_requests", model="m", engine="a")
 HELD = "[[tokens=40]][[chaos:slow s=0.05]] held"
 
 
@@ -81,6 +82,50 @@ async def test_no_burst_passes_the_bound_of_an_engine_and_all_are_answered(no_le
         assert all(answer.done for answer in answers), [answer.error for answer in answers if answer.error]
         assert {engine.most_running for engine in place.engines.values()} == {2}
         assert len(place.seen) == 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_an_engine_that_died_was_at_waits_for_room_on_the_other(no_leaks: NoLeaks, kind: Kind) -> None:
+    """One of those that wait leaves, and costs nothing; a request that is new comes after them."""
+    async with fleet(no_leaks, kind, 2, engine={"most_running": 4}) as place:
+        a, b = place.engines["a"], place.engines["b"]
+        async with contextlib.AsyncExitStack() as stack:
+            texts = [f"[[tokens=40]][[chaos:slow s=0.05]] {number}" for number in range(8)]
+            clients = [await stack.enter_async_context(connected(place.served.url)) for _ in texts]
+            answers = [Answer() for _ in texts]
+            for client, answer, text in zip(clients, answers, texts, strict=True):
+                await client.send(place.request(text))
+                await client.read(answer, until=b"data: ")
+            assert (a.running, b.running) == (4, 4)
+            await a.fall()
+            await place.served.settled(IN_FLIGHT_A, 0)
+            clients[0].leave(reset=True)  # the first of every two is on a
+            new = asyncio.create_task(super(Fleet, place).ask("new"))
+            async with asyncio.timeout(LIMIT_S):
+                for number in range(1, 8):
+                    await clients[number].read(answers[number])
+            assert (await new).done
+        assert [answer.error for answer in answers[1:]] == [None] * 7
+        assert all(answer.done for answer in answers[1:])
+        assert b.most_running == 4
+        assert len(b.seen) == 4 + 3 + 1
+        assert min(b.seen, key=lambda seen: len(seen.prompt)) is b.seen[-1], "what is new comes last"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_answers_of_one_request_run_as_there_is_room_beside_those_of_others(no_leaks: NoLeaks, kind: Kind) -> None:
+    async with fleet(no_leaks, kind, 1, engine={"most_running": 2}) as place, held(place) as (client, answer):
+        many = asyncio.create_task(super(Fleet, place).ask("[[tokens=4]][[chaos:slow s=0.02]] many", n=8, stream=False))
+        async with asyncio.timeout(LIMIT_S):
+            while len(place.seen) < 2:  # it has begun, though there is room for one of its answers only
+                await asyncio.sleep(0.01)
+        short = await super(Fleet, place).ask("[[tokens=2]] short")
+        assert short.done
+        assert not many.done(), "it was over too soon to tell"
+        assert (await many).status == 200
+        assert place.engine.most_running == 2
+        assert len(place.seen) == 10
+        assert await ended(place, client, answer)
 
 
 async def test_a_full_queue_is_told_with_a_time_that_follows_its_pace(no_leaks: NoLeaks) -> None:

@@ -230,3 +230,17 @@ def test_the_ranks_of_a_server_that_is_gone_are_gone_together(way: str) -> None:
         registry.visit("r.1").failed(EngineUnreachable("gone"))
     assert [each.id for each in registry.view("m").engines if each.ready] == ["same address", "elsewhere"]
     assert [registry.losses(engine_id) for engine_id in registry.members] == [1, 1, 1, 0, 0]
+
+
+def test_an_engine_that_is_elsewhere_now_has_all_its_room() -> None:
+    """What runs at the old place still runs, and is counted, but not against the new one."""
+    registry = Registry([member("a")])
+    registry.running.apply(AttemptStarted("r", 1, "a", "m", 0.0))
+    registry.add(replace(member("a"), most_running=1))  # another bound: the same engine
+    assert [engine.running for engine in registry.view("m").engines] == [1]
+    registry.add(member("a", url="http://h:2"))
+    assert [engine.running for engine in registry.view("m").engines] == [0]
+    assert registry.running.counts == {("m", "a"): 1}
+    registry.running.apply(AttemptStarted("s", 1, "a", "m", 0.0))
+    registry.running.apply(AttemptFailed("r", 1, "a", "broke"))
+    assert [engine.running for engine in registry.view("m").engines] == [1]
