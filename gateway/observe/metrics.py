@@ -104,8 +104,7 @@ class Metrics:
             case Finished():
                 self._finished(event)
             case AttemptStarted():
-                self._start(event.model, event.engine)
-                self._attempts.add((self._model(event.model), self._engine(event.engine)))
+                self._attempted(event)
             case AttemptFailed():
                 reason = self._attempt_reason(event.reason)
                 self._attempt_failures.add((self._model(event.model), self._engine(event.engine), reason))
@@ -198,10 +197,10 @@ class Metrics:
         self._attempts = counter("attempts_total", "Times that an engine was asked for an answer.", _PAIR)
         self._attempt_failures = counter(
             "attempt_failures_total",
-            "Those that ended without an answer, by reason, also where another served.",
+            "Attempts that ended without an answer, by reason, also where another served.",
             (*_PAIR, "reason"),
         )
-        self._retries = counter("retries_total", "Attempts that followed a failure, of requests that ended.", ("model",))
+        self._retries = counter("retries_total", "Attempts that followed a failure.", ("model",))
         self._resumes = counter("resumes_total", "Retries that went on with a broken answer.", ("model",))
         self._refused = counter(
             "retries_refused_total", "Failures that no attempt followed, by what forbade it.", ("model", "reason")
@@ -247,15 +246,20 @@ class Metrics:
             if len(counter) + len(starts) <= _STARTED_SERIES:
                 counter.start(starts)
 
+    def _attempted(self, event: AttemptStarted) -> None:
+        self._start(event.model, event.engine)
+        model = self._model(event.model)
+        self._attempts.add((model, self._engine(event.engine)))
+        if event.retry:
+            self._retries.add((model,))
+            self._resumes.add((model,), event.why == "resume")
+
     def _finished(self, event: Finished) -> None:
         pair = model, engine = self._model(event.model), self._engine(event.engine)
         place = (*pair, self._format(event.format))
         self._requests.add((*pair, self._dialect(event.dialect), event.outcome))
         if event.outcome != "ok":
             self._failures.add((model, event.outcome, self._reason(event.reason or "unknown")))
-        if event.retries:
-            self._retries.add((model,), event.retries)
-            self._resumes.add((model,), event.resumes)
         self._duration.add(pair, event.duration_s)
         self._queue.add(pair, event.queue_s)
         if event.with_tools:

@@ -326,7 +326,8 @@ def test_an_engine_whose_failures_others_make_good_is_seen() -> None:
         request = f"r{number}"
         metrics(AttemptStarted(request, 1, engine="a", model="m", at_s=0.0))
         metrics(AttemptFailed(request, 1, engine="a", reason="broke", model="m"))
-        metrics(AttemptStarted(request, 2, engine="b", model="m", at_s=0.0))
+        why = "resume" if number == 2 else "elsewhere"
+        metrics(AttemptStarted(request, 2, engine="b", model="m", at_s=0.0, why=why, retry=True))
         metrics(replace(DONE, request_id=request, engine="b", attempts=2, retries=1, resumes=int(number == 2)))
     metrics(AttemptStarted("r3", 1, engine="a", model="m", at_s=0.0))
     metrics(AttemptFailed("r3", 1, engine="a", reason="schema_mismatch", model="m"))
