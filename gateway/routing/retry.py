@@ -83,8 +83,8 @@ class RetryRules:
 
 @dataclass(slots=True)
 class Tries:
-    """The attempts of one answer. `deaths` are the engines that its request may have taken down, for all its answers. `unable` are
-    kinds of engines that lack what it asks for: they were asked nothing."""
+    """The attempts of one answer. `deaths` are the engines that its request may have taken down, whichever of its answers they
+    made. `unable` are kinds of engines that lack what it asks for: they were asked nothing."""
 
     failed: list[str] = field(default_factory=list)  # engines
     resumes: int = 0

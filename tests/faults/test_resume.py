@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ STEADY = {"eject_failures": 10_000, "eject_share": 1.0, "slow_start_s": 0}
 FAST = {**QUICK, "between_tokens_s": 0.2}
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 ANSWERS = 100
+SLACK = 5  # the machine is shared
 
 
 def said(place: Fleet) -> list[int]:
@@ -93,6 +95,23 @@ async def test_a_cut_at_any_token_of_100_answers_changes_nothing(no_leaks: NoLea
                 after += 1
                 place.served.gateway.registry.set_ready("a", True)  # else it is out until it was probed
         assert cuts > answers * 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_going_on_takes_no_time_that_a_reader_sees(no_leaks: NoLeaks, kind: Kind) -> None:
+    """Row E8: 50 ms and the prefill, of which these engines need none."""
+    loop = asyncio.get_running_loop()
+    took_s: dict[str, list[float]] = {"": [], "[[chaos:reset_mid_stream after=5 only=a]]": []}
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for number in range(20):
+            for fault, each_s in took_s.items():
+                began_s = loop.time()
+                same(place, await place.ask(f"[[tokens=12]]{fault} {number}", **USAGE), stream=True)
+                each_s.append(loop.time() - began_s)
+                assert len(place.since_last()) == (2 if fault else 1)
+                place.served.gateway.registry.set_ready("a", True)
+    usual_s, resumed_s = (statistics.median(each_s) for each_s in took_s.values())
+    assert resumed_s - usual_s <= SLACK * 0.05
 
 
 @pytest.mark.parametrize(
@@ -308,6 +327,32 @@ async def test_a_request_that_takes_two_engines_down_gets_no_third(no_leaks: NoL
         assert all(place.engines[name].seen for name in "ab")  # maybe twice, where the first time was on a kept connection
         assert not place.engines["c"].seen
         assert answer.text == text_of(said(place)[:8]) if begun else True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_two_engines_that_fall_late_in_an_answer_are_enough(no_leaks: NoLeaks, kind: Kind) -> None:
+    waits = {**QUICK, "between_tokens_s": 5}
+    async with fleet(no_leaks, kind, 4, timeouts=waits, failures={**STEADY, "attempts": 4}) as place:
+        for engine in place.engines.values():
+            engine._token_s = 0.1
+        answer = await place.ask("[[tokens=40]][[ascii]][[chaos:die s=9 after=12]]")
+        marked(place, answer, "poison_request")
+        assert [name for name in place.engines if place.engines[name].seen] == ["a", "b"]
+
+
+@pytest.mark.parametrize("mode", ["400", "404", "context_length"])
+@pytest.mark.parametrize("engines", [2, 3])
+async def test_what_the_next_engine_has_against_the_request_is_no_fault_of_the_client(
+    no_leaks: NoLeaks, engines: int, mode: str
+) -> None:
+    async with fleet(no_leaks, "vllm", engines, timeouts=QUICK, failures=STEADY) as place:
+        answer = await place.ask(f"{CUT}[[chaos:{mode} only=b]]")
+        assert len(place.since_last()) == engines
+        if engines == 3:
+            assert place.whole(answer)
+        else:
+            marked(place, answer, "engine_broke")
+            assert place.record["outcome"] == "upstream_error"
 
 
 async def test_no_time_is_left_for_an_answer_whose_time_is_over(no_leaks: NoLeaks) -> None:
