@@ -28,6 +28,8 @@ from gateway.server.listen import port_of
 from gateway.settings_parts import ServerSettings
 from gateway.up import NotUp, up
 
+TWO_ENGINES = Path(__file__).parent.parent / "docs" / "two-engines.md"
+
 
 @pytest.mark.engine
 @pytest.mark.timeout(120)
@@ -251,7 +253,7 @@ async def test_an_engine_that_dies_is_told_and_started_again(fake: pytest.Monkey
 @pytest.mark.engine
 @pytest.mark.timeout(180)
 async def test_of_two_engines_one_goes_on_with_the_answer_of_the_other(tmp_path: Path) -> None:
-    """What docs/two-engines.md shows: the engine of the headers is killed, by the number that was printed."""
+    """What docs/two-engines.md shows, with its request: the engine of the headers is killed, by the number that was printed."""
     with up_process(tmp_path, "--engines", "2") as running:
         await running.shown("Ctrl-C ends it")
         shown = running.output.read_text()
@@ -259,8 +261,7 @@ async def test_of_two_engines_one_goes_on_with_the_answer_of_the_other(tmp_path:
         assert list(pids) == ["local-1", "local-2"]
         admin = re.findall(r"(http://\S+)/fleet", shown)[0]
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            listed = (await client.get(f"{running.url}/v1/models")).json()
-            body = {"model": listed["data"][0]["id"], "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+            body = json.loads(re.findall(r"-d '(\{.*?\})' \|", TWO_ENGINES.read_text(), re.DOTALL)[0])
             body |= {"ignore_eos": True, "max_tokens": 200, "stream_options": {"include_usage": True}}
             async with client.stream("POST", f"{running.url}/v1/chat/completions", json=body) as response:
                 began = response.headers["x-interlock-engine"]
