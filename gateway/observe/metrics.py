@@ -116,7 +116,8 @@ class Metrics:
     def joined(self, model: str, engine: str) -> None:
         """This engine serves this model from now on. Its counts are shown once it can be given requests."""
         self._engine.learn(engine)
-        if (model, engine) not in self._pairs and self._gone.pop((model, engine), None) is None:
+        self._gone.pop((model, engine), None)
+        if (model, engine) not in self._pairs:
             self._unstarted.add((model, engine))
         self._pairs[model, engine] = None
 

@@ -273,6 +273,17 @@ def test_an_engine_that_joins_has_its_series_and_one_that_left_keeps_them_for_a_
     assert value(metrics, "interlock_prompt_tokens_total", **labels) == 100
 
 
+def test_an_engine_that_left_before_it_was_ready_begins_at_zero_when_it_is_back() -> None:
+    metrics = made()
+    for leaves in (True, False):
+        metrics.joined("m", "new")
+        if leaves:
+            metrics.left("m", "new")
+    assert value(metrics, "interlock_attempts_total", model="m", engine="new") is None
+    metrics.engine_info("new", "vllm", "0.33.0", "m")
+    assert value(metrics, "interlock_attempts_total", model="m", engine="new") == 0
+
+
 def test_engines_that_come_and_go_for_ever_do_not_make_series_for_ever() -> None:
     metrics = made()
     sizes = []
