@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import statistics
-import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,6 @@ STEADY = {"eject_failures": 10_000, "eject_share": 1.0, "slow_start_s": 0}
 FAST = {**QUICK, "between_tokens_s": 0.2}
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 ANSWERS = 100
-SLACK = 5  # the machine is shared
 SLACK = 5  # the machine is shared
 
 
@@ -97,23 +95,6 @@ async def test_a_cut_at_any_token_of_100_answers_changes_nothing(no_leaks: NoLea
                 after += 1
                 place.served.gateway.registry.set_ready("a", True)  # else it is out until it was probed
         assert cuts > answers * 10
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_going_on_takes_no_time_that_a_reader_sees(no_leaks: NoLeaks, kind: Kind) -> None:
-    """Row E8: 50 ms and the prefill, of which these engines need none."""
-    loop = asyncio.get_running_loop()
-    took_s: dict[str, list[float]] = {"": [], "[[chaos:reset_mid_stream after=5 only=a]]": []}
-    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
-        for number in range(20):
-            for fault, each_s in took_s.items():
-                began_s = loop.time()
-                same(place, await place.ask(f"[[tokens=12]]{fault} {number}", **USAGE), stream=True)
-                each_s.append(loop.time() - began_s)
-                assert len(place.since_last()) == (2 if fault else 1)
-                place.served.gateway.registry.set_ready("a", True)
-    usual_s, resumed_s = (statistics.median(each_s) for each_s in took_s.values())
-    assert resumed_s - usual_s <= SLACK * 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
