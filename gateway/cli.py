@@ -70,8 +70,9 @@ Config = Annotated[Path, typer.Option("--config", help="The settings file (YAML)
 def serve(config: Config) -> None:
     """Serve the models of a settings file until SIGINT or SIGTERM."""
     hidden = Redactor()
-    configured = replace(configure(config, os.environ), hide=hidden.hide)
     configure_logging(secrets=hidden)
+    process.answer_signals_early()
+    configured = replace(configure(config, os.environ), hide=hidden.hide)
     sockets = process.bind_both(configured.settings.server)
 
     async def main(stop: asyncio.Event) -> int:

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 
 import structlog
@@ -19,13 +21,32 @@ _log = structlog.get_logger("interlock")
 
 DEFAULT_ADMIN_PORT = 8081
 NO_KEYS = "reachable beyond this machine without keys: this version checks none"
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 _YOUNG_OBJECTS = 20_000  # a busy moment's requests, rather than a part of one
 
 Ready = Callable[[Gateway, int], Coroutine[None, None, None]]
 
 
+def answer_signals_early() -> None:
+    """Until `run` has its own handlers, SIGINT and SIGTERM end the process with exit code 0, as nothing is cut, and SIGHUP does
+    nothing, as all is about to be read."""
+
+    def end() -> None:
+        _log.info("told to stop before it served")
+        os._exit(0)
+
+    def stop(number: int, _: object) -> None:
+        # Not here: what runs now may hold the log, or swallow an exception that it did not raise.
+        threading.Thread(target=end, daemon=True).start()
+
+    for number in _ENDING:
+        signal.signal(number, stop)
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
+
 def run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> int:
-    """Runs `main` on uvloop until it returns. SIGINT or SIGTERM sets its event; a second one cuts everything at once."""
+    """Runs `main` on uvloop until it returns. SIGINT or SIGTERM sets its event; a second one cuts everything at once. After it
+    they do nothing: the process is about to end, with the code that this gives."""
 
     async def with_signals() -> int:
         stop = asyncio.Event()
@@ -33,13 +54,18 @@ def run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> int:
         task = asyncio.current_task()
 
         def signalled() -> None:
-            if stop.is_set() and task is not None:
+            if stop.is_set() and task is not None and not task.cancelling():  # a third one disturbs no cut
                 task.cancel()
             stop.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _ENDING:
             loop.add_signal_handler(number, signalled)
-        return await main(stop)
+        try:
+            return await main(stop)
+        finally:
+            for number in _ENDING:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -105,11 +131,13 @@ def _hung_up(reload: Callable[[], None] | None) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGHUP)
     loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
 
 
 def _spare_the_collector() -> None:
