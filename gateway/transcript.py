@@ -34,7 +34,9 @@ class Transcript:
         self._ids: list[int] = []
         self._sure = 0  # ids before the first that was lost
         self._unsure: list[str] = []  # the text since
+        self._unsure_tokens = 0
         self._known_text = ""  # what an engine that resumed has still to say again
+        self._known_tokens = 0  # about as many tokens
         self._given = 0  # tokens of the answer in the prompt that the engine goes on from
         self._heard = False  # of the engine, so that it had its say on what was cached
         self._cached = 0
@@ -89,6 +91,7 @@ class Transcript:
         lost = chunk.ids is None and bool(chunk.text)
         if lost or self._unsure:
             self._unsure.append(chunk.text)
+            self._unsure_tokens += chunk.tokens
         if chunk.ids is not None:
             self._ids += chunk.ids
             self.went_on = self.went_on or not self._stop_ids.isdisjoint(chunk.ids)
@@ -98,7 +101,11 @@ class Transcript:
             self._sure = len(self._ids)
         if len(self._ids) > MAX_IDS:
             self.resumable = False
-            self._unsure.clear()
+            self._forget_unsure()
+
+    def _forget_unsure(self) -> None:
+        self._unsure.clear()
+        self._unsure_tokens = 0
 
     def _of_answer(self, chunk: Chunk, usage: Usage) -> Chunk:
         """The chunk with the engine's counts as if it had made the whole answer at once."""
@@ -110,17 +117,19 @@ class Transcript:
         """What of the chunk the client has not been given."""
         known, text = self._known_text, chunk.text
         if text == known or (text.startswith(known) and not chunk.logprobs):
-            self._known_text = ""
-            return msgspec.structs.replace(chunk, text=text[len(known) :], tokens=0 if text == known else chunk.tokens)
+            tokens = 0 if text == known else max(chunk.tokens - self._known_tokens, 1)
+            self._known_text, self._known_tokens = "", 0
+            return msgspec.structs.replace(chunk, text=text[len(known) :], tokens=tokens)
         if not known.startswith(text) or chunk.stop_id is not None or chunk.finish is not None:
             raise EngineDiffers("The engine that went on with a broken answer said something else.")
         self._known_text = known[len(text) :]
+        self._known_tokens = max(self._known_tokens - chunk.tokens, 0)
         return msgspec.structs.replace(chunk, text="", tokens=0, ids=(), logprobs=())
 
     def continued(self, work: Work) -> Work | None:
         """What is left of the work, all of the answer in its prompt; None where its tokens are used up."""
         self._sure = len(self._ids)
-        self._unsure.clear()
+        self._forget_unsure()
         rest = self._rest(work)
         if rest is None or rest.constraint is None:
             return rest
@@ -132,7 +141,8 @@ class Transcript:
         if self.went_on:
             raise ValueError("this answer had its end")
         self._known_text = "".join(self._unsure) + self._known_text
-        self._unsure.clear()
+        self._known_tokens += self._unsure_tokens
+        self._forget_unsure()
         del self._ids[self._sure :]
         return self._rest(work)
 

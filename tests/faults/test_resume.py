@@ -242,6 +242,16 @@ async def test_the_limit_counts_what_both_engines_made(no_leaks: NoLeaks, kind: 
             place.served.gateway.registry.set_ready("a", True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_that_is_gone_on_with_as_one_json_counts_each_token_once(no_leaks: NoLeaks, kind: Kind) -> None:
+    """It begins with text that the client has, whose tokens the first engine had lost."""
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for after in range(16):
+            text = f"[[tokens=16]][[chaos:reset_mid_stream after={after} only=a]][[chaos:json_not_stream only=b]]"
+            same(place, await place.ask(text, **USAGE), stream=True)
+            place.served.gateway.registry.set_ready("a", True)
+
+
 # What is not exact is marked
 
 
