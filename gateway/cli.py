@@ -42,6 +42,7 @@ from gateway.server.listen import PortTaken
 from gateway.settings import load as load_settings
 from gateway.settings_fit import ToolMode
 from gateway.settings_parts import ServerSettings
+from gateway.start import answer_signals_early
 from gateway.up import NotUp
 from gateway.up import up as bring_up
 from gateway.voice import ProfileError
@@ -71,7 +72,7 @@ def serve(config: Config) -> None:
     """Serve the models of a settings file until SIGINT or SIGTERM."""
     hidden = Redactor()
     configure_logging(secrets=hidden)
-    process.answer_signals_early()
+    answer_signals_early(told=True)
     configured = replace(configure(config, os.environ), hide=hidden.hide)
     sockets = process.bind_both(configured.settings.server)
 

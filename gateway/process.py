@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 
 import structlog
@@ -15,33 +13,16 @@ import uvloop
 from gateway.app import Configured, Gateway, Records, running
 from gateway.server.listen import Drain, PortTaken, bind, give_up_on_deaf, port_of, serve_until
 from gateway.settings_parts import ServerSettings
+from gateway.start import ENDING
 from gateway.wiring import is_loopback
 
 _log = structlog.get_logger("interlock")
 
 DEFAULT_ADMIN_PORT = 8081
 NO_KEYS = "reachable beyond this machine without keys: this version checks none"
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 _YOUNG_OBJECTS = 20_000  # a busy moment's requests, rather than a part of one
 
 Ready = Callable[[Gateway, int], Coroutine[None, None, None]]
-
-
-def answer_signals_early() -> None:
-    """Until `run` has its own handlers, SIGINT and SIGTERM end the process with exit code 0, as nothing is cut, and SIGHUP does
-    nothing, as all is about to be read."""
-
-    def end() -> None:
-        _log.info("told to stop before it served")
-        os._exit(0)
-
-    def stop(number: int, _: object) -> None:
-        # Not here: what runs now may hold the log, or swallow an exception that it did not raise.
-        threading.Thread(target=end, daemon=True).start()
-
-    for number in _ENDING:
-        signal.signal(number, stop)
-    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> int:
@@ -58,12 +39,12 @@ def run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> int:
                 task.cancel()
             stop.set()
 
-        for number in _ENDING:
+        for number in ENDING:
             loop.add_signal_handler(number, signalled)
         try:
             return await main(stop)
         finally:
-            for number in _ENDING:
+            for number in ENDING:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
 

@@ -35,7 +35,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command in this process: exit code, standard output, standard error."""
     monkeypatch.setattr(cli, "configure_logging", lambda **_: None)
-    monkeypatch.setattr(process, "answer_signals_early", lambda: None)
+    monkeypatch.setattr(cli, "answer_signals_early", lambda **_: None)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["interlock", *map(str, arguments)])
