@@ -9,9 +9,10 @@ class EngineView:
 
     `ready` is what probes say; `draining`: it takes no new requests; `ejected`: its breaker is open; `rests_s` are the seconds
     until it wants to be asked again; `shy`: it just had no room, and did not say until when. `running` counts the attempts of
-    ours on it now, of at most `most_running` (None: it queues itself). `share` (0 to 1] is how much of an engine's part it gets while it warms up; `failing` the share of its last requests
-    that failed. Engines with the same `weights` answer alike. `context_tokens` is None until it has said it. `returning`: it has
-    just lost a connection, and may be back as soon as it is asked.
+    ours on it now, of at most `most_running` (None: it queues itself). `share` (0 to 1] is how much of an engine's part it gets
+    while it warms up; `failing` the share of its last requests that failed. Engines with the same `weights` answer alike.
+    `context_tokens` is None until it has said it. `returning`: it has just lost a connection, and may be back as soon as it is
+    asked.
     """
 
     id: str
