@@ -4,6 +4,7 @@ A prompt asks with `[[chaos:reset_mid_stream after=3 only=a]]`. Values are numbe
 
 - `only=a`: only the engine of this name has it;
 - `times=2`: only the first so many requests with this very marker (or since this very admin call) have it;
+- `whole=1`: what the answer's body has, it has in one piece;
 - `every=2`: each second such request has it, the first one first.
 """
 

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -583,3 +583,28 @@ async def test_c11_a_gateway_that_stood_still_ejects_no_engine_and_cuts_no_strea
             assert (await client.get(f"{gateway.url}/ready")).status_code == 200
     assert [record for record in gateway.log if record["event"] == "engine not ready"] == []
     assert gateway.access_log[-1]["attempts"] == 1
+
+
+async def test_few_retries_at_a_time_begin_and_their_room_is_free_once_their_engine_generates(no_leaks: NoLeaks) -> None:
+    """All that an engine had fails at once: the other is given three of it at a time, the next when one has begun."""
+    count, failures = 30, {"eject_failures": 10_000, "eject_share": 1.0}
+    async with fleet(no_leaks, "vllm", timeouts={**QUICK, "headers_s": 1.0}, failures=failures) as place:
+        registry = place.served.gateway.registry
+        registry.drain("b", True)
+        text = "[[tokens=16]][[chaos:hang_before_headers only=a]][[chaos:slow s=0.06 only=b]]"
+        asked = asyncio.create_task(load(place, count, so_many(count), text))
+        async with asyncio.timeout(5):
+            while calls(place, "a") < count:
+                await asyncio.sleep(0.005)
+        registry.drain("b", False)
+        assert [answer.error for answer in await asked if not answer.done] == []
+        seen = place.engines["b"].seen
+        assert len(seen) == count
+        assert at_once((each.began_s, each.first_s) for each in seen) <= max(3, count // 10)
+        assert at_once((each.began_s, each.ended_s) for each in seen) > 2 * max(3, count // 10)
+
+
+def at_once(spans: Iterable[tuple[float, float | None]]) -> int:
+    """How many of these lasted at the same time, at most."""
+    known = [(began_s, ended_s) for began_s, ended_s in spans if ended_s is not None]
+    return max(sum(began_s <= at_s < ended_s for began_s, ended_s in known) for at_s, _ in known)

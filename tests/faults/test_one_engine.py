@@ -245,12 +245,21 @@ async def test_e13_nothing_after_the_end_reaches_a_client(no_leaks: NoLeaks, kin
         assert place.engine.accepted >= PAIRS, "connections with data after the end were used again"
 
 
-@pytest.mark.parametrize("mode", ["data_after_done", "duplicate_done"])
+@pytest.mark.parametrize("mode", [f"{mode}{way}" for mode in ("data_after_done", "duplicate_done") for way in ("", " whole=1")])
 async def test_e13_a_connection_with_data_after_the_end_is_not_used_again(place: Place, mode: str) -> None:
+    """That may come with the end, in the same bytes."""
     await place.ask(f"[[chaos:{mode}]]")
     await place.ask("x")
     first, second = place.engine.seen
     assert first.connection != second.connection
+
+
+async def test_e13_a_connection_whose_answer_came_whole_is_used_again(no_leaks: NoLeaks) -> None:
+    async with placed(no_leaks, "vllm") as place:
+        await place.ask("[[chaos:coalesce]]")
+        await place.ask("x")
+        first, second = place.engine.seen
+        assert first.connection == second.connection
 
 
 @pytest.mark.parametrize("code", [500, 503])
