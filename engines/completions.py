@@ -76,7 +76,8 @@ _VERSION = Decoder(_Version)
 
 class CompletionsReader:
     """Reads one stream. Its last tokens are held until the end mark: the usage comes after them, with what was cached, and the
-    connection can be used again.
+    connection can be used again. Tokens that end with a stop id are the last, whether a reason comes with them or not, unless
+    others follow.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class CompletionsReader:
         self._alternatives = alternatives
         self._left = max_tokens
         self._last: Chunk | None = None
+        self._held: Chunk | None = None  # without a reason, and a stop id at its end
         self.done = False
 
     def chunk(self, event: SseEvent) -> Chunk | None:
@@ -112,6 +114,8 @@ class CompletionsReader:
             return self._answer(said.choices)
         if said.usage is not None and self._last is not None:
             self._last = msgspec.structs.replace(self._last, usage=_usage(said.usage))
+        elif said.usage is not None and self._held is not None:
+            self._held = msgspec.structs.replace(self._held, usage=_usage(said.usage))
         return None
 
     def whole(self, body: bytes) -> tuple[Chunk, ...]:
@@ -128,11 +132,13 @@ class CompletionsReader:
         return (last,) if first is None else (first, last)
 
     def ended(self) -> Chunk | None:
-        """The last tokens, where the reason was seen or must be the limit."""
+        """The last tokens, where the reason was seen, or must be the end of the turn or the limit."""
+        if self._last is None and self._held is not None:
+            return without_end(self._held, "stop", self._stop_ids, self._special_ids)
         return Chunk(finish="length") if self._last is None and self._left == 0 else self._last
 
     def _answer(self, choices: Sequence[_Choice]) -> Chunk | None:
-        """The tokens of an event; None for the last, which are held."""
+        """The tokens of an event; None for those that are held: the last, and those that may be."""
         choice = choices[0]
         if len(choices) > 1 or choice.index != 0 or self._last is not None:
             raise EngineBroke("The engine sent more than the one answer that it was asked for.")
@@ -142,8 +148,13 @@ class CompletionsReader:
         logprobs = () if self._alternatives is None else _logprobs(ids, choice.logprobs, self._alternatives)
         chunk = Chunk(tokens=len(ids), ids=ids, logprobs=logprobs)
         self._left = None if self._left is None else self._left - len(ids)
+        if self._held is not None:
+            chunk, self._held = together(self._held, chunk), None
         if choice.finish_reason is None:
-            return chunk
+            if not may_end(chunk, self._stop_ids):
+                return chunk
+            self._held = chunk
+            return None
         self._last = without_end(chunk, finish(_FINISH, choice.finish_reason), self._stop_ids, self._special_ids)
         return None
 
@@ -184,6 +195,22 @@ def without_end(chunk: Chunk, reason: FinishReason, stop_ids: frozenset[int], sp
     if last in stop_ids or (reason == "stop" and last in special_ids):
         return msgspec.structs.replace(chunk, ids=ids[:-1], stop_id=last, finish=reason)
     return msgspec.structs.replace(chunk, finish=reason)
+
+
+def may_end(chunk: Chunk, stop_ids: frozenset[int]) -> bool:
+    """Whether these tokens, to which no reason was said, are the last all the same where none follow: they end with a stop id."""
+    return not stop_ids.isdisjoint((chunk.ids or ())[-1:])
+
+
+def together(held: Chunk, more: Chunk) -> Chunk:
+    """Tokens that were held, and those that follow them."""
+    return msgspec.structs.replace(
+        more,
+        tokens=held.tokens + more.tokens,
+        ids=(*(held.ids or ()), *(more.ids or ())),
+        logprobs=(*held.logprobs, *more.logprobs),
+        usage=held.usage if more.usage is None else more.usage,
+    )
 
 
 def model_info(models: bytes, version: bytes = b"") -> EngineInfo:

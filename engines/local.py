@@ -32,11 +32,15 @@ class EngineStartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalState:
-    """What just happened. `starting` comes again and again while the model loads; after `down` it is started again."""
+    """What just happened. `starting` comes again and again while the model loads; after `down` it is started again.
+
+    `pid` is the child that is ready.
+    """
 
     phase: Literal["starting", "ready", "down", "stopped"]
     elapsed_s: float = 0.0
     message: str = ""
+    pid: int | None = None
 
 
 class LocalEngine:
@@ -150,7 +154,7 @@ class LocalEngine:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     async with session.get(f"{self.url}/health") as answer:
                         if answer.status == 200:
-                            self._on_state(LocalState("ready", loop.time() - begun_s))
+                            self._on_state(LocalState("ready", loop.time() - begun_s, pid=child.pid))
                             return
                 await asyncio.sleep(_POLL_S)
         raise EngineStartError(f"The engine was not ready within {self._start_limit_s:g} s. It said last: {self._last_words()}")

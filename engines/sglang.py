@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from engines.base import Call, Chunk, EngineInfo, EngineLoad, TokenLogprob, Traits, Work
-from engines.completions import TokenId, model_info, without_end
+from engines.completions import TokenId, may_end, model_info, together, without_end
 from engines.events import finish, mended, read, token_ids, understood
 from engines.exposition import LoadScrape, added, fullest
 from engines.gbnf import GrammarCache
@@ -191,8 +191,9 @@ _LOAD = LoadScrape(  # a rank's schedulers may each tell its requests, and tell 
 
 
 class SglangReader:
-    """Reads one stream. Its last tokens are held until the end mark, so that the connection can be used again. The first event
-    tells what was cached, for an answer that the gateway ends early."""
+    """Reads one stream. Its last tokens are held until the end mark, so that the connection can be used again. Tokens that end
+    with a stop id are the last, whether a reason comes with them or not, unless others follow. The first event tells what was
+    cached, for an answer that the gateway ends early."""
 
     def __init__(
         self,
@@ -210,14 +211,17 @@ class SglangReader:
         self._seen = 0
         self._newest: int | None = None
         self._last: Chunk | None = None
+        self._held: Chunk | None = None  # without a reason, and a stop id at its end
         self.done = False
 
     def ended(self) -> Chunk | None:
-        """The last tokens, where the reason was seen or must be the limit."""
+        """The last tokens, where the reason was seen, or must be the end of the turn or the limit."""
+        if self._last is None and self._held is not None:
+            return without_end(self._held, "stop", self._stop_ids, self._special_ids)
         return Chunk(finish="length") if self._last is None and self._seen == self._max_tokens else self._last
 
     def chunk(self, event: SseEvent) -> Chunk | None:
-        """One event; None for the last tokens, which are held, and after the end."""
+        """One event; None for tokens that are held, the last and those that may be, and after the end."""
         if self.done:
             return None
         data = mended(event.data)
@@ -255,6 +259,11 @@ class SglangReader:
         self._seen = meta.completion_tokens
         self._newest = ids[-1] if ids else self._newest
         chunk = Chunk(tokens=len(new), ids=new, usage=usage if first or end is not None else None, logprobs=logprobs)
+        if self._held is not None:
+            chunk, self._held = together(self._held, chunk), None
+        if end is None and may_end(chunk, self._stop_ids):
+            self._held = msgspec.structs.replace(chunk, usage=usage)
+            return None
         if end is None:
             return chunk
         self._last = without_end(chunk, finish(_FINISH, end.type), self._stop_ids, self._special_ids)

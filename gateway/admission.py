@@ -4,20 +4,24 @@ A request passes at once while an engine of its model can take it and nobody wai
 (`routing.queue` has its order) until an attempt ends or an engine comes back, within `wait_s` and its own deadline. Where probes
 have found that no engine can serve, it is refused.
 
-Invariant: a request that was let in holds its room from that very step until its attempt counts as running, and again between two
-attempts, so that no number of them at once is more than the engines may have. One whose client leaves holds nothing.
+What a request that was let in does next waits for room too, and goes before those in the queue: an attempt that follows another,
+first come first served; its further answers, in turn with the queue, one each.
+
+Invariant: room that was given to one that waits is kept on its engine until it begins, in the step in which it is told, so that
+no number of them at once is more than an engine may have. One whose client leaves holds nothing.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from gateway.errors import Rejected, RejectReason, shown
-from gateway.events import AttemptFailed, AttemptStarted, Event, Finished
+from gateway.events import AttemptFailed, AttemptServed, Event, Finished
 from gateway.fleet.registry import Member, Registry
-from gateway.routing.policy import open_to
+from gateway.fleet.standing import RETURNS_S
+from gateway.routing.policy import Decision, choose
 from gateway.routing.queue import FairQueue, Pace, Place
 from gateway.routing.view import FleetView
 from gateway.timer import Alarm, Watchdog
@@ -37,18 +41,45 @@ class QueueRules:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A request that wants in. It will run `attempts` at a time. `ends_at` is its own deadline, on the loop's clock."""
+    """A request that wants in. `ends_at` is its own deadline, on the loop's clock."""
 
-    request_id: str
     place: Place
     ends_at: float
-    attempts: int = 1
+
+
+Where = Callable[[FleetView], Decision]
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
+class _Turn:
+    """It is told when its turn has come. `engine` is where room is kept for it then."""
+
+    told: "asyncio.Future[None]"
+    engine: str | None = field(default=None, init=False)
+
+
+@dataclass(eq=False, slots=True)
+class _Next(_Turn):
+    """An attempt of a request that was let in."""
+
+    where: Where
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those of one model. `others`: whose turn it is of the queue and the further answers."""
+
+    first: deque[_Next] = field(default_factory=deque)
+    answers: deque[_Next] = field(default_factory=deque)
+    others: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.first or self.answers)
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter(_Turn):
     entrant: Entrant
-    turn: "asyncio.Future[None]"
     ends_at: float
     alarm: Alarm | None = None
     down_until: float | None = None  # where all engines are down: how long it waits for one
@@ -63,8 +94,9 @@ class Admission:
         self._watchdog = watchdog
         self._queue: FairQueue[_Waiter] = FairQueue()
         self._paces: dict[str, Pace] = {}
-        self._charged: dict[str, tuple[str, int]] = {}  # by request: its model, and attempts that do not run yet
-        self._charges: Counter[str] = Counter()  # the sums, by model
+        self._lines: dict[str, _Line] = {}
+        self._kept: Counter[str] = Counter()  # by engine
+        self._due: set[str] = set()  # models that are looked at before the loop's next turn
         self._following: asyncio.Task[None] | None = None
         self._down: set[str] = set()  # models whose waiting requests know that their engines are down
         self._rests: dict[str, asyncio.TimerHandle] = {}
@@ -72,10 +104,6 @@ class Admission:
     def depth(self, model: str) -> int:
         """How many requests wait for an engine of this model."""
         return self._queue.count(model)
-
-    def charged(self, model: str) -> int:
-        """Attempts of requests that were let in and do not run yet."""
-        return self._charges[model]
 
     @property
     def fill(self) -> float:
@@ -87,46 +115,70 @@ class Admission:
         if len(self._queue) >= self._rules.requests or not any(self._awake(place.model)):
             self._check(place)
 
-    @asynccontextmanager
-    async def admit(self, entrant: Entrant, on_wait: Callable[[float], None]) -> AsyncIterator[None]:
-        """Enters when an engine has room for the request. Raises Rejected. `on_wait` is told the seconds of any wait."""
-        if self._check(entrant.place, entrant.attempts):
-            self._charge(entrant)
-        else:
+    async def admit(self, entrant: Entrant, on_wait: Callable[[float], None]) -> None:
+        """Returns when an engine has room for the request, which begins in that step. Raises Rejected. `on_wait` is told the
+        seconds of any wait."""
+        self._settle(entrant.place.model)
+        if not self._check(entrant.place):
             await self._wait(entrant, on_wait)
+
+    async def room(self, model: str, where: Where, within_s: float, *, first: bool) -> Decision:
+        """Where an attempt of a request that was let in goes, and begins in that step: at once, or when an engine has room, or
+        one that lost a connection is back. `first`: before all others. Without an engine where there is none, or none in time."""
+        line = self._lines.setdefault(model, _Line())
+        lane = line.first if first else line.answers
+        ends_at = _now_s() + within_s
+        if not first:
+            self._settle(model)
+        waits = not first and bool(line.answers or self._queue.count(model))
+        decision = where(self.view(model))
+        while (waits or (decision.engine is None and _comes(decision, first))) and (left_s := ends_at - _now_s()) > 0:
+            only_returns = first and not decision.full
+            await self._stand(model, lane, where, min(left_s, RETURNS_S) if only_returns else left_s)
+            waits, decision = False, where(self.view(model))
+        return decision
+
+    @contextmanager
+    def kept(self, model: str, engine: str) -> Iterator[None]:
+        """Room on this engine is nobody else's while inside."""
+        self._kept[engine] += 1
         try:
             yield
         finally:
-            self._discharge(entrant.request_id)
-            self._pump(entrant.place.model)
+            self._give_back(model, engine)
+
+    def view(self, model: str) -> FleetView:
+        """The engines of a model, with what is kept on them."""
+        view = self._registry.view(model)
+        if not self._kept:
+            return view
+        return FleetView(tuple(replace(each, running=each.running + self._kept[each.id]) for each in view.engines))
+
+    def refusal(self, model: str) -> Rejected:
+        """Why an attempt of a request that was let in goes nowhere."""
+        view = self._registry.view(model)
+        if rests := _rests(view):
+            return _busy(model, rests)
+        return self._no_room(model) if view.ready else self._no_engine(model)
 
     def __call__(self, event: Event) -> None:
-        """Follows the attempts of the requests that were let in."""
-        match event:
-            case AttemptStarted():
-                self._recharge(event.request_id, -1)
-            case AttemptFailed():  # another may follow
-                self._recharge(event.request_id, +1)
-            case Finished():
-                self._pump(event.model)
-            case _:
-                pass
+        """Whenever an engine may have room, the next in line has it, but for one that goes on in the same step."""
+        if isinstance(event, AttemptFailed | AttemptServed | Finished):
+            self._soon(event.model)
 
     # Who may pass
 
-    def _check(self, place: Place, attempts: int = 1) -> bool:
+    def _check(self, place: Place) -> bool:
         """Whether it may pass now; False where it must wait. Raises Rejected."""
         model = place.model
         if not self._queue.count(model) and any(engine.most_running is None for engine in self._awake(model)):
             return True
-        view = self._registry.view(model)
+        view = self.view(model)
         if not view.ready and self._registry.down(model) and not self._rules.down_wait_s:
             raise self._no_engine(model)
-        rests = [engine.rests_s for engine in view.engines if engine.usable]
-        if rests and all(rests):
-            message = f"Every engine of {shown(model)} is busy, as it says."
-            raise Rejected(message, reason="engines_busy", retry_after_s=min(rests))
-        if not self._queue.count(model) and self._fits(model, attempts, view):
+        if rests := _rests(view):
+            raise _busy(model, rests)
+        if not self._queue.count(model) and choose(view).engine is not None:
             return True
         if len(self._queue) >= self._rules.requests and self._queue.yields(place) is None:
             raise self._full(model)
@@ -139,30 +191,19 @@ class Admission:
             if member.model == model and self._registry.standing(member.id).awake(now_s):
                 yield member
 
-    def _fits(self, model: str, attempts: int, view: FleetView) -> bool:
-        """Whether the engines that a new request may go to would take so many attempts more."""
-        engines = open_to(view)
-        if any(engine.most_running is None for engine in engines):
-            return True
-        most = [(engine.most_running or 0, engine.running) for engine in engines]
-        room = sum(max(limit - running, 0) for limit, running in most) - self._charges[model]
-        return bool(most) and room >= min(attempts, sum(limit for limit, _ in most))
-
     # Who waits
 
     async def _wait(self, entrant: Entrant, on_wait: Callable[[float], None]) -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        waiter = _Waiter(entrant, loop.create_future(), min(began_s + self._rules.wait_s, entrant.ends_at))
+        waiter = _Waiter(loop.create_future(), entrant, min(began_s + self._rules.wait_s, entrant.ends_at))
         self._enter(waiter)
-        waiting = True
         try:
             with Alarm(self._watchdog, waiter.ends_at, lambda: self._late(waiter)) as waiter.alarm:
                 self._pump(entrant.place.model)
-                await waiter.turn
-            waiting = False
+                await waiter.told
         finally:
-            self._leave(waiter, failed=waiting)
+            self._leave(waiter)
             on_wait(loop.time() - began_s)
 
     def _enter(self, waiter: _Waiter) -> None:
@@ -174,28 +215,51 @@ class Admission:
             self._refuse(out, self._full(out.entrant.place.model))
         self._queue.push(waiter, place)
         self._pace(place.model).waits(_now_s())
-        if self._following is None:
-            self._following = asyncio.create_task(self._follow())
+        self._watch()
 
-    def _leave(self, waiter: _Waiter, *, failed: bool) -> None:
-        """It waits no more, for whatever reason; what it was given and cannot use is another's."""
+    def _leave(self, waiter: _Waiter) -> None:
+        """It waits no more, for whatever reason; what it was given and does not use is another's."""
         model = waiter.entrant.place.model
         self._queue.remove(waiter)
-        if waiter.turn.done() and not waiter.turn.cancelled():
-            waiter.turn.exception()  # it is told, or its client has left meanwhile
-        if failed:
-            self._discharge(waiter.entrant.request_id)
-            self._pump(model)
+        if waiter.told.done() and not waiter.told.cancelled():
+            waiter.told.exception()  # it is told, or its client has left meanwhile
         if not self._queue.count(model):
             self._pace(model).empty()
-        if not len(self._queue) and self._following is not None:
+        self._give_back(model, waiter.engine)
+        self._watch()
+
+    async def _stand(self, model: str, lane: deque[_Next], where: Where, within_s: float) -> None:
+        """Waits in the line until it is this one's turn, or its time is over."""
+        one = _Next(asyncio.get_running_loop().create_future(), where)
+        lane.append(one)
+        self._watch()
+        self._soon(model)
+        try:
+            async with asyncio.timeout(within_s):
+                await one.told
+        except TimeoutError:
+            pass
+        finally:
+            if one in lane:
+                lane.remove(one)
+            self._give_back(model, one.engine)
+            self._watch()
+
+    def _waits(self, model: str) -> bool:
+        return bool(self._queue.count(model) or self._lines.get(model))
+
+    def _watch(self) -> None:
+        """Looks again whenever an engine's health changes, while anyone waits."""
+        waits = bool(len(self._queue) or any(self._lines.values()))
+        if waits and self._following is None:
+            self._following = asyncio.create_task(self._follow())
+        elif not waits and self._following is not None:
             self._following.cancel()
             self._following = None
 
     async def _follow(self) -> None:
-        """Looks again whenever an engine's health changes, while anyone waits."""
         while True:
-            for model in self._queue.models:
+            for model in {*self._queue.models, *self._lines}:
                 self._pump(model)
             await self._registry.changed()
 
@@ -203,23 +267,72 @@ class Admission:
 
     def _pump(self, model: str) -> None:
         """Lets in who may pass now, and refuses who waits for nothing."""
+        self._due.discard(model)
         if (timer := self._rests.pop(model, None)) is not None:
             timer.cancel()
-        if not self._queue.count(model):
+        if not self._waits(model):
             return
+        line = self._lines.setdefault(model, _Line())
+        for lane, first in ((line.first, True), (line.answers, False)):
+            for one in list(lane):
+                self._go_on(model, lane, one, first)
         view = self._registry.view(model)
-        if not view.ready or model in self._down:
+        if self._queue.count(model) and (not view.ready or model in self._down):
             self._bound_all(model, down=not view.ready and self._registry.down(model))
-        while (first := self._queue.first(model)) is not None and self._fits(model, first.entrant.attempts, view):
-            self._queue.take(model)
-            if not first.turn.done():  # else its client has left, and it does not know yet
-                self._pace(model).left(_now_s(), waiting=bool(self._queue.count(model)))
-                self._charge(first.entrant)
-                first.turn.set_result(None)
+        while (engine := choose(self.view(model)).engine) is not None and self._let_in(model, line, engine):
+            pass
         rests = [engine.rests_s for engine in view.engines if engine.usable and engine.rests_s]
-        if rests and self._queue.count(model):
+        if rests and self._waits(model):
             loop = asyncio.get_running_loop()
             self._rests[model] = loop.call_later(min(rests) + _AFTER_REST_S, self._pump, model)
+
+    def _go_on(self, model: str, lane: deque[_Next], one: _Next, first: bool) -> None:
+        """Its turn has come where it has room, or there is nothing to wait for; further answers have room by turns."""
+        decision = one.where(self.view(model))
+        if (first and decision.engine is not None) or (decision.engine is None and not _comes(decision, first)):
+            lane.remove(one)
+            self._give(one, decision.engine)
+
+    def _let_in(self, model: str, line: _Line, engine: str) -> bool:
+        """Gives room to the next of the queue or of the further answers, in turn; False where nobody waits."""
+        first = self._queue.first(model)
+        if line.answers and (first is None or not line.others):
+            line.others = True
+            self._give(line.answers.popleft(), engine)
+        elif first is not None:
+            line.others = False
+            self._queue.take(model)
+            if not first.told.done():  # else its client has left, and it does not know yet
+                self._pace(model).left(_now_s(), waiting=bool(self._queue.count(model)))
+            self._give(first, engine)
+        return bool(line.answers or self._queue.count(model))
+
+    def _give(self, one: _Turn, engine: str | None) -> None:
+        if one.told.done():
+            return
+        if engine is not None:
+            self._kept[engine] += 1
+            one.engine = engine
+        one.told.set_result(None)
+
+    def _give_back(self, model: str, engine: str | None) -> None:
+        """What was kept is used in this step, or another's."""
+        if engine is None:
+            return
+        self._kept[engine] -= 1
+        if not self._kept[engine]:
+            del self._kept[engine]
+        self._soon(model)
+
+    def _soon(self, model: str) -> None:
+        """Looks at those that wait, after this step: who goes on in it is before them."""
+        if model not in self._due and self._waits(model):
+            self._due.add(model)
+            asyncio.get_running_loop().call_soon(self._settle, model)
+
+    def _settle(self, model: str) -> None:
+        if model in self._due:
+            self._pump(model)
 
     def _bound_all(self, model: str, *, down: bool) -> None:
         """Bounds their waits anew where engines went down or came back."""
@@ -238,26 +351,8 @@ class Admission:
 
     def _refuse(self, waiter: _Waiter, error: Rejected) -> None:
         self._queue.remove(waiter)
-        if not waiter.turn.done():
-            waiter.turn.set_exception(error)
-
-    # What is held
-
-    def _charge(self, entrant: Entrant) -> None:
-        self._charged[entrant.request_id] = (entrant.place.model, 0)
-        self._recharge(entrant.request_id, entrant.attempts)
-
-    def _recharge(self, request_id: str, change: int) -> None:
-        if (held := self._charged.get(request_id)) is None:
-            return
-        model, attempts = held
-        left = max(attempts + change, 0)
-        self._charged[request_id] = (model, left)
-        self._charges[model] += left - attempts
-
-    def _discharge(self, request_id: str) -> None:
-        if (held := self._charged.pop(request_id, None)) is not None:
-            self._charges[held[0]] -= held[1]
+        if not waiter.told.done():
+            waiter.told.set_exception(error)
 
     # What is said
 
@@ -279,8 +374,26 @@ class Admission:
         model = waiter.entrant.place.model
         if not self._registry.view(model).ready:
             return self._no_engine(model)
+        return self._no_room(model)
+
+    def _no_room(self, model: str) -> Rejected:
         return self._rejected(model, f"No engine of {shown(model)} had room in time.", "queue_timeout")
 
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _comes(decision: Decision, first: bool) -> bool:
+    """Whether an engine may come that is not there now. A further answer waits for one that rests too."""
+    return decision.full or decision.returns or (not first and decision.wait_s is not None)
+
+
+def _rests(view: FleetView) -> list[float]:
+    """How long the engines want no request, where that is so of all; else nothing."""
+    rests = [engine.rests_s for engine in view.engines if engine.usable]
+    return rests if all(rests) else []
+
+
+def _busy(model: str, rests: list[float]) -> Rejected:
+    return Rejected(f"Every engine of {shown(model)} is busy, as it says.", reason="engines_busy", retry_after_s=min(rests))

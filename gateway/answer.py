@@ -60,10 +60,11 @@ class Tally:
 
     def engine_counts(self, usage: Usage) -> None:
         """Takes the engine's counts, but for those that none can be: negative ones, and ones beyond MAX_COUNT. For these what was
-        known stays, and the failure `bad_usage` is counted; the answer is not lost for them. (A streamed event of an engine that
-        parses itself passes as it is.)"""
+        known stays; no more is cached than there is of the prompt. The failure `bad_usage` is counted; the answer is not lost for
+        them. (A streamed event of an engine that parses itself passes as it is.)"""
         known, said = _counts(self.usage), _counts(usage)
         taken = [new if 0 <= new <= MAX_COUNT else old for old, new in zip(known, said, strict=True)]
+        taken[2] = min(taken[2], taken[0])
         if tuple(taken) != said:
             self.failures["bad_usage"] += 1
         self.usage = Usage(*taken)

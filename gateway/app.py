@@ -36,6 +36,7 @@ from gateway.observe.bus import Bus
 from gateway.observe.explain import Explain
 from gateway.observe.health import Health
 from gateway.observe.metrics import Metrics
+from gateway.observe.scrape import Scrapes
 from gateway.pressure import Pressure
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
@@ -45,6 +46,7 @@ from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
 from gateway.server.routes import Closing, Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
+from gateway.server.site import OwnSite
 from gateway.settings import ModelSettings, Settings, load
 from gateway.settings_engines import load_engines
 from gateway.settings_fit import Speech
@@ -161,14 +163,14 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     health = Health(
         lambda: [(each.model, each.id) for each in registry.members.values()], registry.is_ready, registry.breaker_state
     )
-    metrics = _metrics(models, registry, dialect.name, lambda: (*gate.gauges(), *health(), troubles.metric()))
+    metrics = _metrics(settings, models, registry, dialect.name, lambda: (*gate.gauges(), *health(), troubles.metric()))
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
     explain = Explain(asyncio.get_running_loop().time)
     bus = Bus([registry.running.apply, gate.admission, metrics, explain, *logs])
     condition = Condition(troubles.told)
-    async with gate.lag.ticking(), Upstream() as upstream, _rendering_apart(settings, models, environ) as models:
+    async with gate.lag.ticking(), Upstream(gate.lag.stood_s) as upstream, _rendering_apart(settings, models, environ) as models:
         services = _services(settings, registry, upstream, bus, gate)
         server = settings.server
         options = ServeOptions(request_limits(limits), server.max_body_bytes, server.headers_grace_s, server.route_headers)
@@ -183,7 +185,9 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             new_id=new_id,
             is_open=lambda: condition.open,
         )
-        public = operations(registry, models, condition, metrics.expose if is_loopback(settings.server.host) else None)
+        scrapes = Scrapes(metrics.copied)
+        shown = scrapes if is_loopback(settings.server.host) else None
+        public = operations(registry, models, condition, shown, to_operators=False)
 
         def listing(wanted: tuple[Model, ...]) -> bytes:
             return models_list(ModelCard(each.name, each.created_s, context_of(each, registry)) for each in wanted)
@@ -192,24 +196,27 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         debugging = Debugging(dialect, names, registry, options)
         add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
-        admin = operations(registry, models, condition, metrics.expose)
-        add_admin(admin, registry, explain)
+        admin = operations(registry, models, condition, scrapes, to_operators=True)
+        add_admin(admin, registry, explain, OwnSite((server.admin_host, *server.admin_names)))
         for api in (public, admin):
             answer_errors(api, dialect.error)
 
         def on_info(member: Member, info: EngineInfo) -> None:
             metrics.engine_info(member.id, member.engine.kind, info.version, member.model)
 
-        asking = (Prober(registry, upstream, parity, on_info), Loads(registry, upstream, on_info), membership, sources)
+        prober = Prober(registry, upstream, parity, on_info, stood_s=gate.lag.stood_s)
+        asking = (prober, Loads(registry, upstream, on_info), membership, sources)
         async with _beside(*(each.run for each in asking)):
             refusal = dialect.error(Draining(CLOSED))
             main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))
             yield Gateway(main, Numbered(admin, new_id), registry, condition, models, gate.pressure, sources.reload)
 
 
-def _metrics(models: tuple[Model, ...], registry: Registry, dialect: str, more: Callable[[], Iterable[Metric]]) -> Metrics:
+def _metrics(
+    settings: Settings, models: tuple[Model, ...], registry: Registry, dialect: str, more: Callable[[], Iterable[Metric]]
+) -> Metrics:
     checks = {model.name: model.checked.passed for model in models if model.checked is not None}
-    return Metrics(served(models), [dialect], registry.running, registry.mismatched, checks, more=more)
+    return Metrics(served(settings, models), [dialect], registry.running, registry.mismatched, checks, more=more)
 
 
 @asynccontextmanager

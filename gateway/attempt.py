@@ -1,7 +1,8 @@
 """One try of one request on one engine: the call goes out, chunks come in, deltas go to the client.
 
-Invariant: an attempt emits `AttemptStarted` and is closed by exactly one event: here, in one `finally`, when it failed or the
-client left; by the request's `Finished` when it served. The engine's connection is given back or closed before `run` returns.
+Invariant: an attempt emits `AttemptStarted` and is closed by exactly one event: here, in one `finally`, when it failed, the
+client left or it served one of several answers; by the request's `Finished` when it served the only one. The engine's connection
+is given back or closed before `run` returns.
 """
 
 import asyncio
@@ -10,8 +11,8 @@ from dataclasses import replace
 
 from engines.base import Chunk, Reader, Work
 from gateway.course import Course
-from gateway.errors import EngineBroke, EngineGone, EngineRefused, GatewayError
-from gateway.events import AttemptFailed, AttemptStarted, ClientGone, FirstToken
+from gateway.errors import BadRequest, EngineBroke, EngineGone, EngineRefused, GatewayError
+from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, FirstToken
 from gateway.fleet.registry import Member
 from gateway.fleet.visit import Visit
 from gateway.progress import Progress
@@ -38,9 +39,15 @@ class Attempt:
         self._decision = decision
         self._job = progress.job
         self._visit: Visit | None = None
+        self._timer: StageTimer | None = None
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._heard_s = 0.0
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it goes on with what another engine began."""
+        return self._decision.why == "resume"
 
     def age_s(self) -> float:
         """Seconds since it began."""
@@ -54,8 +61,10 @@ class Attempt:
         ledger.engine = member.id
         self.number = number = ledger.attempts
         decision = self._decision
-        visit = self._visit = job.services.registry.visit(member.id)
-        emit(AttemptStarted(ledger.request_id, number, member.id, member.model, self._began_s, decision.why, decision.considered))
+        visit = self._visit = job.services.registry.visit(member.id, self._give_up)
+        retry, why = bool(self.progress.tries.failed), decision.why
+        began_s, considered = self._began_s, decision.considered
+        emit(AttemptStarted(ledger.request_id, number, member.id, member.model, began_s, why, considered, retry))
         failure: str | None = "internal"
         try:
             failure = None if await self._serve() else SCHEMA_MISS
@@ -72,8 +81,19 @@ class Attempt:
             if failure is not None and job.sink.gone:
                 emit(ClientGone(ledger.request_id, number, member.id))
             elif failure is not None:
-                emit(AttemptFailed(ledger.request_id, number, member.id, failure))
+                emit(AttemptFailed(ledger.request_id, number, member.id, failure, member.model))
+            elif job.request.n > 1:
+                emit(AttemptServed(ledger.request_id, number, member.id, member.model))
         return failure is None
+
+    def _give_up(self, silent_s: float) -> None:
+        """Probes found the engine gone. An answer that has waited so long for its first token goes to another, where one can take
+        it; else it may still come, as an engine that is busy with a long prompt may answer no probe."""
+        if self._timer is None or self._timer.waits_s < silent_s:
+            return
+        ledger, total_s = self._job.ledger, self._job.services.limits.total_s
+        if self.progress.movable(self.member.id, ledger.received_s + total_s - self._loop.time()):
+            self._timer.give_up()
 
     async def _serve(self) -> bool:
         services, progress = self._job.services, self.progress
@@ -81,6 +101,7 @@ class Attempt:
         rest = None if course.ended else progress.work
         ends_at = self._job.ledger.received_s + services.limits.total_s
         with StageTimer(services.watchdog, services.limits, ends_at) as timer:
+            self._timer = timer
             if course.must_go_on:  # the template has opened a thought that may have no token
                 rest = course.continued(progress.whole)
             while rest is not None:
@@ -97,7 +118,11 @@ class Attempt:
         """One call of the engine; False where the answer missed its schema and nothing of it was delivered."""
         services, member = self._job.services, self.member
         work = replace(work, model=member.engine_model, rank=member.rank)
-        call = member.engine.call(work)
+        try:
+            call = member.engine.call(work)
+        except BadRequest:
+            self.progress.tries.unable.add(member.engine.kind)  # another kind may have what this one lacks
+            raise
         timer.enter("headers")
         exchange = await services.upstream.open(
             member.url(call.path), call, api_key=member.api_key, connect_s=services.limits.connect_s

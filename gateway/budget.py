@@ -27,7 +27,7 @@ class Permit:
 
 
 class RetryBudget:
-    """The retries of one gateway. `in_flight` gives the requests that run."""
+    """The retries of one gateway. `in_flight` gives the attempts that run; requests that wait for a retry are in flight too."""
 
     def __init__(self, rules: RetryRules, in_flight: Callable[[], int]) -> None:
         self.rules = rules
@@ -42,12 +42,12 @@ class RetryBudget:
 
     async def permit(self, wait_s: float = WAIT_S) -> Permit | None:
         """Room for a retry, in the order of asking; None where there was none in time."""
-        room = self.rules.room(self._in_flight())
-        if not room:
+        if not self._room(1):
             return None
-        if self._waiting or self._running >= room:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._pump()
+        if not turn.done():
             try:
                 async with asyncio.timeout(wait_s):
                     await turn
@@ -61,13 +61,17 @@ class RetryBudget:
             finally:
                 if not turn.done() or turn.cancelled():
                     self._waiting = deque(each for each in self._waiting if each is not turn)
-        else:
-            self._running += 1
         return Permit(self._over)
+
+    def _room(self, asking: int = 0) -> int:
+        return self.rules.room(self._in_flight() + len(self._waiting) + asking)
 
     def _over(self) -> None:
         self._running -= 1
-        while self._waiting and self._running < self.rules.room(self._in_flight()):
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._waiting and self._running < self._room():
             turn = self._waiting.popleft()
             if not turn.done():
                 self._running += 1

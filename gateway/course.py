@@ -45,6 +45,10 @@ class Course(Protocol):
         """Whether another engine can go on with what was read, token by token."""
 
     @property
+    def went_on(self) -> bool:
+        """Whether an engine went on after a stop id, so that no other would make what it made."""
+
+    @property
     def repeats(self) -> bool:
         """Whether the engine says what the client was given already, before it goes on."""
 
@@ -78,7 +82,8 @@ class RenderedCourse:
             check=job.check,
         )
         limited = job.request.reasoning_budget is not None
-        self._transcript = Transcript(self._reader, rendered.prompter.tokenizer, keep_all=limited)
+        tokenizer, stop_ids = rendered.prompter.tokenizer, prompt.stop_ids
+        self._transcript = Transcript(self._reader, tokenizer, stop_ids=stop_ids, keep_all=limited)
         self._limit = thought_limit(rendered, job.request, prompt, self._transcript)
         self._read = self._limit.read if self._limit is not None else self._transcript.read
         self._encoder = job.encoder
@@ -136,6 +141,11 @@ class RenderedCourse:
         return self._transcript.resumable
 
     @property
+    def went_on(self) -> bool:
+        """Whether a stop id is among what was read."""
+        return self._transcript.went_on
+
+    @property
     def repeats(self) -> bool:
         """Whether text is passed over."""
         return self._transcript.repeats
@@ -186,6 +196,11 @@ class PassedCourse:
     @property
     def resumable(self) -> bool:
         """Never: nothing is known of its tokens."""
+        return False
+
+    @property
+    def went_on(self) -> bool:
+        """That is not known."""
         return False
 
     @property

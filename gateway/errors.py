@@ -7,6 +7,7 @@
     │   ├── ModelNotFound           404  code model_not_found, names the model
     │   ├── RouteNotFound           404  code unknown_url
     │   ├── MethodNotAllowed        405
+    │   ├── ForeignSite             403  a page of another site asks what only operators may
     │   ├── BodyTooLarge            413
     │   ├── UnsupportedEncoding     415  a compressed body
     │   ├── ClientStalled           408  the client did not take its answer in time
@@ -21,6 +22,7 @@
     │   │   └── EngineDiffers       502  it went on with another's answer as that one had not
     │   ├── PoisonRequest           502  engines went down as they served it
     │   └── EngineTimeout           504  names the stage
+    │       └── EngineSilent        504  before the stage's limit, as its health checks failed
     ├── AnswerRefused               502  the model's answer broke a rule that the operator set to `refuse` or `error`
     ├── Draining                    503  the gateway is shutting down
     └── InternalError               500  ours
@@ -120,6 +122,14 @@ class MethodNotAllowed(ClientError):
     status = 405
     code = "method_not_allowed"
     reason = "method_not_allowed"
+
+
+class ForeignSite(ClientError):
+    """A page of another site, in an operator's browser, asks what only operators may."""
+
+    status = 403
+    code = "foreign_site"
+    reason = "foreign_site"
 
 
 class BodyTooLarge(ClientError):
@@ -243,6 +253,15 @@ class EngineTimeout(EngineError):
         super().__init__(f"The engine did not answer in time: stage {stage}, limit {limit_s:g} s.")
         self.stage = stage
         self.reason = stage
+
+
+class EngineSilent(EngineTimeout):
+    """The engine was silent in this stage, and probes found it gone: its limit was not waited for."""
+
+    def __init__(self, stage: TimeoutStage, silent_s: float) -> None:
+        super().__init__(stage, silent_s)
+        self.message = f"The engine was silent, and its health checks failed: stage {stage}, after {silent_s:.3g} s."
+        self.args = (self.message,)
 
 
 class AnswerRefused(GatewayError):

@@ -1,9 +1,9 @@
 """The life of a request as values: what observers see. A union, nothing else.
 
 Each request emits exactly one `Finished` and, once its body was read, one `Received` before it. Between them, each
-`AttemptStarted` is closed by exactly one of `AttemptFailed`, `ClientGone` or `Finished` (which closes the attempt that served the
-answer), so that counts of running work are a fold over this stream. Times are seconds of the monotonic clock; durations are
-seconds.
+`AttemptStarted` is closed by exactly one of `AttemptFailed`, `AttemptServed`, `ClientGone` or `Finished` (which closes the
+attempt that served the only answer), so that counts of running work are a fold over this stream. Times are seconds of the
+monotonic clock; durations are seconds.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """Attempt number `attempt` of this request goes to `engine`: `why`, and out of which engines as they were then."""
+    """Attempt number `attempt` of this request goes to `engine`: `why`, and out of which engines as they were then. `retry`: it
+    follows a failure."""
 
     request_id: str
     attempt: int
@@ -37,6 +38,7 @@ class AttemptStarted:
     at_s: float
     why: str = ""
     considered: tuple[EngineView, ...] = ()
+    retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,17 @@ class AttemptFailed:
     attempt: int
     engine: str
     reason: str
+    model: str = NO_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptServed:
+    """The attempt served one of several answers: its engine is free, and the request goes on."""
+
+    request_id: str
+    attempt: int
+    engine: str
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,7 @@ class NotRetried:
     attempt: int
     why: str
     objection: str | None = None
+    model: str = NO_MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +128,4 @@ class Finished:
     notes: tuple[str, ...] = ()
 
 
-Event = Received | AttemptStarted | FirstToken | AttemptFailed | NotRetried | ClientGone | Finished
+Event = Received | AttemptStarted | FirstToken | AttemptFailed | AttemptServed | NotRetried | ClientGone | Finished

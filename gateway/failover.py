@@ -5,8 +5,10 @@ closed its connection before the other is called.
 """
 
 import asyncio
+from functools import partial
 from typing import NoReturn
 
+from gateway.admission import Admission
 from gateway.attempt import Attempt
 from gateway.budget import WAIT_S
 from gateway.errors import EngineRefused, GatewayError, PoisonRequest, Rejected
@@ -17,59 +19,85 @@ from gateway.progress import Progress, begun
 from gateway.routing.policy import Decision, choose
 from gateway.routing.resume import Objection, objection
 from gateway.routing.retry import Stopped
+from gateway.routing.view import FleetView
 
 
-def first_engine(job: Job) -> tuple[Member, Decision]:
-    """Where a new answer goes. Raises Rejected."""
-    decision = choose(job.services.registry.view(job.model.name))
-    if decision.engine is not None:
-        return job.services.registry.members[decision.engine], decision
-    if decision.wait_s is not None:
-        raise Rejected("Every engine of the model is busy.", reason="engines_busy", retry_after_s=decision.wait_s)
-    raise Rejected("No engine is ready.", reason="no_engine", retry_after_s=1.0)
+async def first_engine(job: Job, admission: Admission, *, let_in: bool) -> tuple[Member, Decision]:
+    """Where a new answer goes, as soon as there is room for it; `let_in`: that was kept for it. Raises Rejected."""
+    within_s = min(left_s(job), WAIT_S) if let_in else left_s(job)
+    decision = await admission.room(job.model.name, choose, within_s, first=let_in)
+    if decision.engine is None:
+        raise admission.refusal(job.model.name)
+    return job.services.registry.members[decision.engine], decision
 
 
-async def next_attempt(failed: Attempt, error: GatewayError) -> Attempt:
+async def next_attempt(failed: Attempt, error: GatewayError, admission: Admission) -> Attempt:
     """What follows a failed attempt. Raises `error`, as the client shall see it, where nothing may."""
     progress, job = failed.progress, failed.progress.job
-    stopped = progress.tries.after(failed.member.id, error, failed.age_s(), job.services.retries.rules)
+    unable = failed.member.engine.kind in progress.tries.unable  # it was asked nothing: that is no failure
+    stopped = _unable(failed) if unable else _stopped(failed, error)
+    error = progress.tries.told(error, resumed=unable or failed.resumed)
+    if stopped is not None:
+        _end(failed, error, stopped)
+    if unable and progress.tries.first is None:
+        error = Rejected("No engine that has what the request asks for is ready.", reason="no_engine", retry_after_s=1.0)
+    against = objection(progress.cut(left_s(job)), on=job.services.resume)
+    if against is not None and progress.delivered:
+        _end(failed, error, "resume_refused", against)
+    where = partial(_where, progress, against is None and progress.begun)
+    model = job.model.name
+    while True:
+        decision = await admission.room(model, where, min(left_s(job), WAIT_S), first=True)
+        if decision.engine is None:
+            _no_engine(failed, error, decision)
+        if progress.tries.failed:  # else it is the first that is asked
+            with admission.kept(model, decision.engine):
+                progress.permit = await job.services.retries.permit(min(left_s(job), WAIT_S))
+            if progress.permit is None:
+                _end(failed, error, "budget")
+        decision = where(admission.view(model))  # the engine may be gone since
+        if decision.engine is not None:
+            return _attempt(progress, job.services.registry.members[decision.engine], decision)
+        progress.give_back()
+        if not (decision.returns or decision.full) or left_s(job) <= 0:
+            _no_engine(failed, error, decision)
+
+
+def _stopped(failed: Attempt, error: GatewayError) -> Stopped | None:
+    """Why nothing may follow a failure, and counts it."""
+    progress, job = failed.progress, failed.progress.job
+    rules, at_s = job.services.retries.rules, failed.age_s()
+    stopped = progress.tries.after(failed.member.id, error, at_s, rules, begun=progress.begun, resumed=failed.resumed)
     if stopped is None and not job.may_retry:
         stopped = "no_retry"
     if stopped is None and job.services.pressure.saturated:
         stopped = "saturated"
-    if stopped is not None:
-        _end(failed, error, stopped)
-    left_s = _left_s(job)
-    against = objection(progress.cut(left_s), on=job.services.resume)
-    if against is not None and progress.delivered:
-        _end(failed, error, "resume_refused", against)
-    goes_on = against is None and progress.begun
-    decision = _choose(progress, goes_on)
-    if decision.engine is None:
-        _no_engine(failed, error, decision)
-    progress.permit = await job.services.retries.permit(min(left_s, WAIT_S))
-    if progress.permit is None:
-        _end(failed, error, "budget")
-    decision = _choose(progress, goes_on)  # others may have gone there, or it may be gone, since
-    if decision.engine is None:
-        progress.give_back()
-        _no_engine(failed, error, decision)
-    return _attempt(progress, job.services.registry.members[decision.engine], decision)
+    return stopped
 
 
-def _choose(progress: Progress, goes_on: bool) -> Decision:
+def _unable(failed: Attempt) -> Stopped | None:
+    """Whether no other kind of engine may have what this one lacks; what it was to go on with it has not."""
+    progress, ledger = failed.progress, failed.progress.job.ledger
+    if failed.resumed:
+        progress.tries.resumes -= 1
+        ledger.resumes -= 1
+    members = [each for each in progress.job.services.registry.members.values() if each.model == progress.job.model.name]
+    return "final" if all(each.engine.kind in progress.tries.unable for each in members) else None
+
+
+def _where(progress: Progress, goes_on: bool, view: FleetView) -> Decision:
     """Where nothing was given, an answer that no engine can go on with may be begun anew."""
-    view, avoid = progress.job.services.registry.view(progress.job.model.name), progress.tries.failed
     if goes_on:
-        decision = choose(view, avoid=avoid, weights=progress.weights)
+        decision = choose(view, avoid=progress.passed_over(goes_on=True), weights=progress.weights)
         if decision.engine is not None or progress.delivered:
             return decision
-    return choose(view, avoid=avoid)
+    return choose(view, avoid=progress.passed_over(goes_on=False))
 
 
 def _attempt(progress: Progress, member: Member, decision: Decision) -> Attempt:
     ledger = progress.job.ledger
-    ledger.retries += 1
+    if progress.tries.failed:
+        ledger.retries += 1
     if decision.why == "resume":
         ledger.resumes += 1
         progress.resume()
@@ -80,7 +108,8 @@ def _attempt(progress: Progress, member: Member, decision: Decision) -> Attempt:
     return Attempt(anew, member, decision)
 
 
-def _left_s(job: Job) -> float:
+def left_s(job: Job) -> float:
+    """Seconds until the request's own deadline."""
     return job.ledger.received_s + job.services.limits.total_s - asyncio.get_running_loop().time()
 
 
@@ -95,7 +124,7 @@ def _no_engine(failed: Attempt, error: GatewayError, decision: Decision) -> NoRe
 def _end(failed: Attempt, error: GatewayError, stopped: Stopped, against: Objection | None = None) -> NoReturn:
     """Tells why the answer ends here. Of engines that had no room, the client is told when the first may have some."""
     job, tries = failed.progress.job, failed.progress.tries
-    job.services.bus.emit(NotRetried(job.ledger.request_id, failed.number, stopped, against))
+    job.services.bus.emit(NotRetried(job.ledger.request_id, failed.number, stopped, against, job.model.name))
     if stopped == "poison":
         raise PoisonRequest("Two engines failed on this request: it is given to no other.") from error
     if isinstance(error, EngineRefused) and tries.wait_s is not None:

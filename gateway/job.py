@@ -65,6 +65,7 @@ class Ledger:
     ended_thoughts: int = 0
     retries: int = 0
     resumes: int = 0
+    deaths: set[str] = field(default_factory=set)  # engines that it may have taken down
     inter_token_s: list[tuple[float, int]] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     engine_usage: Usage | None = None

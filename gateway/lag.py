@@ -5,6 +5,7 @@ machine stood still); several in a row are load.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 
 TICK_S = 0.05
 RECENT_S = 5.0
+STILL_S = 0.1
 _IN_A_ROW = 3
 
 
@@ -24,6 +26,8 @@ class LoopLag:
         self._last: deque[float] = deque([0.0] * _IN_A_ROW, _IN_A_ROW)
         self._recent: deque[tuple[float, float]] = deque()  # when, and how late; each later than all that follow
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+        self._stood_s = 0.0
 
     @asynccontextmanager
     async def ticking(self) -> AsyncIterator["LoopLag"]:
@@ -34,7 +38,13 @@ class LoopLag:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-                self._timer = None
+                self._timer, self._due_s = None, math.inf
+
+    def stood_s(self) -> float:
+        """How long the loop has stood still until now, all pauses of over 0.1 s together. What a timer that rings after one tells
+        is nobody else's fault: take the difference between its begin and its end."""
+        late_s = time.monotonic() - self._due_s
+        return self._stood_s + (late_s if late_s > STILL_S else 0.0)
 
     @property
     def most_s(self) -> float:
@@ -49,6 +59,7 @@ class LoopLag:
     def ticked(self, now_s: float, late_s: float) -> None:
         """One tick came this late."""
         self._last.append(late_s)
+        self._stood_s += late_s if late_s > STILL_S else 0.0
         while self._recent and self._recent[-1][1] <= late_s:
             self._recent.pop()
         self._recent.append((now_s, late_s))
@@ -59,9 +70,10 @@ class LoopLag:
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         # Not the loop's time, which some loops read once a turn.
-        self._timer = loop.call_later(self._tick_s, self._tick, loop, time.monotonic() + self._tick_s)
+        self._due_s = time.monotonic() + self._tick_s
+        self._timer = loop.call_later(self._tick_s, self._tick, loop)
 
-    def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = time.monotonic()
-        self.ticked(now_s, max(now_s - due_s, 0.0))
+        self.ticked(now_s, max(now_s - self._due_s, 0.0))
         self._next(loop)

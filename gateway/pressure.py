@@ -1,7 +1,8 @@
 """How close the gateway is to its limits, as one number, and what it stops doing at which.
 
 The cheap things are given up first: second tries, then kept connections, at last new requests, which are then refused before
-anything of them is read. Requests that run are never ended for it.
+anything of them is read. Requests that run are never ended for it. Those that wait for an engine are no such limit: their queue
+refuses by itself, and one that is full says nothing of whether another engine can go on with an answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,6 @@ STAGES: tuple[tuple[float, Stage], ...] = ((1.0, "refusing"), (0.9, "closing"), 
 """From which pressure on, and what: no failed answer is tried again or gone on with; answers end their connection too; new
 requests are refused."""
 
-QUEUE_MOST = 0.99
-"""What a full queue counts at the most: it refuses by itself, and knows which model and whose request it is."""
-
 _RETRY_AFTER_S = 1.0
 Source = Callable[[], float]
 
@@ -30,10 +28,6 @@ class Pressure:
         self.requests = 0
         self._most_requests = inflight_requests
         self._sources: dict[str, Source] = {"requests": self._share, **(sources or {})}
-
-    def add(self, name: str, source: Source) -> None:
-        """One more source."""
-        self._sources[name] = source
 
     @property
     def level(self) -> float:

@@ -13,6 +13,7 @@ import uvloop
 from gateway.app import Configured, Gateway, Records, running
 from gateway.server.listen import Drain, PortTaken, bind, give_up_on_deaf, port_of, serve_until
 from gateway.settings_parts import ServerSettings
+from gateway.start import ENDING
 from gateway.wiring import is_loopback
 
 _log = structlog.get_logger("interlock")
@@ -25,7 +26,8 @@ Ready = Callable[[Gateway, int], Coroutine[None, None, None]]
 
 
 def run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> int:
-    """Runs `main` on uvloop until it returns. SIGINT or SIGTERM sets its event; a second one cuts everything at once."""
+    """Runs `main` on uvloop until it returns. SIGINT or SIGTERM sets its event; a second one cuts everything at once. After it
+    they do nothing: the process is about to end, with the code that this gives."""
 
     async def with_signals() -> int:
         stop = asyncio.Event()
@@ -33,13 +35,18 @@ def run(main: Callable[[asyncio.Event], Coroutine[None, None, int]]) -> int:
         task = asyncio.current_task()
 
         def signalled() -> None:
-            if stop.is_set() and task is not None:
+            if stop.is_set() and task is not None and not task.cancelling():  # a third one disturbs no cut
                 task.cancel()
             stop.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
             loop.add_signal_handler(number, signalled)
-        return await main(stop)
+        try:
+            return await main(stop)
+        finally:
+            for number in ENDING:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -105,11 +112,13 @@ def _hung_up(reload: Callable[[], None] | None) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGHUP)
     loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
 
 
 def _spare_the_collector() -> None:

@@ -8,7 +8,8 @@ from gateway.course import Course, course_of
 from gateway.fleet.registry import Member
 from gateway.job import Job
 from gateway.reading import work_for
-from gateway.routing.resume import Cut
+from gateway.routing.policy import choose
+from gateway.routing.resume import Cut, objection, penalties
 from gateway.routing.retry import Tries
 
 
@@ -49,7 +50,34 @@ class Progress:
             resumes=self.tries.resumes,
             left_s=left_s,
             same_penalties=self.traits.same_penalties,
+            ended=self.course.went_on,
         )
+
+    def movable(self, engine: str, left_s: float) -> bool:
+        """Whether an attempt that is given up on this engine could be followed by one on another, as things are."""
+        job, tries = self.job, self.tries
+        services = job.services
+        if not job.may_retry or len(tries.failed) + 1 >= services.retries.rules.attempts or services.pressure.saturated:
+            return False
+        if self.delivered and objection(self.cut(left_s), on=services.resume) is not None:
+            return False
+        view = services.registry.view(job.model.name)
+        decision = choose(
+            view, avoid={*self.passed_over(goes_on=self.delivered), engine}, weights=self.weights if self.delivered else None
+        )
+        return decision.engine is not None and decision.why != "panic"
+
+    def passed_over(self, *, goes_on: bool) -> set[str]:
+        """The engines that are no choice: they failed, lack what is asked for, or count its penalties otherwise than the one that
+        began."""
+        counts = penalties(self.job.request) if goes_on else set[str]()
+        members = [each for each in self.job.services.registry.members.values() if each.model == self.job.model.name]
+        unable = [
+            each.id
+            for each in members
+            if each.engine.kind in self.tries.unable or not counts <= each.engine.traits.same_penalties
+        ]
+        return {*self.tries.failed, *unable}
 
     def resume(self) -> None:
         """The work is what is left of it, after what was read."""
@@ -79,7 +107,7 @@ def begun(job: Job, member: Member, choice: int, *, number: int, may_miss: bool,
         work=work,
         weights=job.services.registry.weights(member.id),
         traits=traits,
-        tries=tries or Tries(),
+        tries=tries or Tries(deaths=job.ledger.deaths),
     )
 
 

@@ -78,8 +78,8 @@ class EngineSettings(Section):
     request is for. Unset: the server spreads requests itself."""
 
     resolve: bool = False
-    """Take each address that the URL's host name has as an engine of its own, `ID@ADDRESS`, and follow changes of them. Only with
-    `http`: a certificate is of a name, not of an address."""
+    """Take each address that the URL's host name has (of IPv4, or of IPv6 where it has no other) as an engine of its own,
+    `ID@ADDRESS`, and follow changes of them. Only with `http`: a certificate is of a name, not of an address."""
 
     @field_validator("url")
     @classmethod

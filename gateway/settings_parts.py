@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from gateway.settings_base import Port, Seconds, Section, wrong
+from gateway.settings_base import Labels, Port, Seconds, Section, wrong
 
 
 class ServerSettings(Section):
@@ -22,6 +22,11 @@ class ServerSettings(Section):
 
     admin_port: Port | None = None
     """Port of the admin address. Unset: 8081, or a free port, which is logged, where 8081 is taken."""
+
+    admin_names: Labels = ()
+    """Names of the admin address, as `gateway.example.com`, by which `/fleet` and `/explain` may be asked for; by others browsers
+    might, for pages of other sites. Addresses, names without a dot, and names that end in `.localhost`, `.local`, `.internal`,
+    `.svc` or `.cluster.local` need not stand here."""
 
     workers: int = Field(1, ge=1)
     """Worker processes. This version runs exactly one."""

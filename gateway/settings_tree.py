@@ -6,7 +6,9 @@ for `server: {port: 9000}`; list items go by index (`INTERLOCK_MODELS__0__NAME`)
 Invariant: any file gives a tree or `SettingsError`. Size, depth and the number of values, aliases unfolded, are bounded.
 """
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +113,9 @@ def read_list(file: Path) -> SettingsTree:
 
 def _text(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=_opened) as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise SettingsError((f"{file}: must be a regular file: a pipe or a device may never end",))
             data = opened.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise SettingsError((f"{file}: the file is over {MAX_FILE_BYTES} bytes",))
@@ -120,6 +124,11 @@ def _text(file: Path) -> str:
         raise SettingsError((f"{file}: cannot be read: {error.strerror or error}",)) from None
     except UnicodeDecodeError as error:
         raise SettingsError((f"{file}: not UTF-8 text: byte {error.start} cannot be decoded",)) from None
+
+
+def _opened(file: str, flags: int) -> int:
+    """A pipe that nobody writes to is not waited for."""
+    return os.open(file, flags | os.O_NONBLOCK)
 
 
 def _variables(environ: Mapping[str, str]) -> list[tuple[str, KeyPath]]:

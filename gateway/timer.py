@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import ClientStalled, EngineTimeout, GatewayError, TimeoutStage
+from gateway.errors import ClientStalled, EngineSilent, EngineTimeout, GatewayError, TimeoutStage
 
 TICK_S = 0.05
 STALL_S = 1.0  # a tick that comes this late tells that the process stood still
@@ -124,7 +124,8 @@ class StageTimer:
         self._time = asyncio.get_running_loop().time
         self._stage: TimeoutStage = "connect"
         self._limit_s = 0.0
-        self._paused = False
+        self._began_s = self._time()
+        self._paused = self._given_up = False
         self._alarm = Alarm(watchdog, ends_at, self._error)
 
     def __enter__(self) -> Self:
@@ -142,17 +143,30 @@ class StageTimer:
 
     def touch(self) -> None:
         """The stage begins anew: there was progress."""
-        self._paused = False
-        self._alarm.at_s = min(self._time() + self._limit_s, self._ends_at + self._alarm.forgiven_s)
+        self._paused = self._given_up = False
+        self._began_s = self._time()
+        self._alarm.at_s = min(self._began_s + self._limit_s, self._ends_at + self._alarm.forgiven_s)
 
     def pause(self) -> None:
         """The client is slow, not the engine: its own limit and the total count until `touch`."""
         self._paused = True
         self._alarm.at_s = min(self._time() + self._limits.client_s, self._ends_at + self._alarm.forgiven_s)
 
+    @property
+    def waits_s(self) -> float:
+        """How long the engine has been silent before its first token; 0 after it."""
+        return 0.0 if self._stage == "between_tokens" else self._time() - self._began_s
+
+    def give_up(self) -> None:
+        """The engine was found gone: its time is over, but for progress that comes at once."""
+        self._given_up = True
+        self._alarm.at_s = min(self._alarm.at_s, self._time())
+
     def _error(self) -> GatewayError:
         if self._paused:
             return stalled(self._limits)
+        if self._given_up:
+            return EngineSilent(self._stage, self._time() - self._began_s)
         if self._time() >= self._ends_at + self._alarm.forgiven_s:
             return EngineTimeout("total", self._limits.total_s)
         return EngineTimeout(self._stage, self._limit_s)

@@ -1,9 +1,10 @@
-"""`interlock up`: a local engine with a model, the gateway in front of it, and one greeting through both.
+"""`interlock up`: local engines with a model, the gateway in front of them, and one greeting through both.
 
-Invariant: when it returns, for whatever reason, the engine that it started is gone.
+Invariant: when it returns, for whatever reason, the engines that it started are gone.
 """
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -13,12 +14,14 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.status import Status
 
 from engines.local import LocalEngine, LocalState
 from gateway.app import Gateway, with_models
 from gateway.process import serve, unless_stopped
 from gateway.server.listen import port_of
 from gateway.settings import EngineSettings, ModelSettings, Settings
+from gateway.settings_fit import ToolMode
 from gateway.settings_parts import LimitSettings, ServerSettings
 from gateway.voice import tools_for
 from gateway.wire.jsonio import decode
@@ -41,25 +44,21 @@ async def up(
     sockets: tuple[socket.socket, socket.socket],
     environ: Mapping[str, str],
     console: Console,
+    engines: int = 1,
 ) -> None:
-    """Serves until `stop`. Raises NotUp, or the engine's EngineStartError, with one clear line."""
-    tools = tools_for(model)
-    teller = _Teller(console)
-    engine = LocalEngine(model, alias=name, on_state=teller)
-    try:
-        with teller.status:
-            await unless_stopped(engine.start(), stop)
-        if stop.is_set():
-            return
-        settings = Settings(
-            server=ServerSettings(port=port_of(sockets[0])),
-            limits=LimitSettings(down_wait_s=LimitSettings().queue_wait_s),  # an engine that died is started again
-            models=(
-                ModelSettings(
-                    name=name, source=model, tools=tools, engines=(EngineSettings(id="local", url=engine.url, kind="llamacpp"),)
-                ),
-            ),
-        )
+    """Serves until `stop`, from so many engines. Raises NotUp, or an engine's EngineStartError, with one clear line."""
+    tools = tools_for(model)  # an unreadable file is told before anything starts
+    status = console.status("Starting the engine")
+    async with contextlib.AsyncExitStack() as started:
+        urls: dict[str, str] = {}
+        with status:
+            for id in ["local"] if engines == 1 else [f"local-{number}" for number in range(1, engines + 1)]:
+                engine = LocalEngine(model, alias=name, on_state=_Teller(console, status, "" if engines == 1 else id))
+                started.push_async_callback(engine.stop)
+                await unless_stopped(engine.start(), stop)
+                if stop.is_set():
+                    return
+                urls[id] = engine.url
 
         async def on_ready(gateway: Gateway, port: int) -> None:
             await _wait_ready(gateway, name)
@@ -69,13 +68,21 @@ async def up(
                 raise NotUp(f"the greeting failed: {str(error) or type(error).__name__}") from None
             _show_how(console, port, port_of(sockets[1]), name)
 
+        configured = replace(with_models(_settings(port_of(sockets[0]), model, name, tools, urls)), warn_unchecked=False)
         telling = asyncio.create_task(_tell_the_end(stop, console))
         try:
-            await serve(replace(with_models(settings), warn_unchecked=False), environ, sockets, stop, on_ready=on_ready)
+            await serve(configured, environ, sockets, stop, on_ready=on_ready)
         finally:
             telling.cancel()
-    finally:
-        await engine.stop()
+
+
+def _settings(port: int, model: Path, name: str, tools: ToolMode, urls: Mapping[str, str]) -> Settings:
+    engines = tuple(EngineSettings(id=id, url=url, kind="llamacpp") for id, url in urls.items())
+    return Settings(
+        server=ServerSettings(port=port, route_headers=True),  # on loopback, to one who may know which engine answered
+        limits=LimitSettings(down_wait_s=LimitSettings().queue_wait_s),  # an engine that died is started again
+        models=(ModelSettings(name=name, source=model, tools=tools, engines=engines),),
+    )
 
 
 async def _tell_the_end(stop: asyncio.Event, console: Console) -> None:
@@ -84,24 +91,31 @@ async def _tell_the_end(stop: asyncio.Event, console: Console) -> None:
 
 
 class _Teller:
-    """Says how the engine is doing: one line that moves while it starts, one line for each later change."""
+    """Says how an engine is doing: one line that moves while it starts, one line for each later change.
 
-    def __init__(self, console: Console) -> None:
+    `id` names it where there are several; then its process is named too, for who wants to see one fail.
+    """
+
+    def __init__(self, console: Console, status: Status, id: str) -> None:
         self._console = console
         self._phase = ""
-        self.status = console.status("Starting the engine")
+        self._status = status
+        self._name = f"engine {id}" if id else "the engine"
+        self._several = bool(id)
 
     def __call__(self, state: LocalState) -> None:
         if state.phase == "starting":
-            self.status.update(f"Starting the engine: {state.elapsed_s:.1f} s")
+            self._status.update(f"Starting {self._name}: {state.elapsed_s:.1f} s")
         if state.phase == self._phase:
             return
         self._phase = state.phase
+        name = self._name[0].upper() + self._name[1:]
+        process = f", process {state.pid}," if self._several else ""
         lines = {
-            "starting": "Starting the engine.",
-            "ready": f"The engine is ready after {state.elapsed_s:.1f} s.",
-            "down": f"The engine died and is started again ({state.message}).",
-            "stopped": "The engine has ended.",
+            "starting": f"Starting {self._name}.",
+            "ready": f"{name}{process} is ready after {state.elapsed_s:.1f} s.",
+            "down": f"{name} died and is started again ({state.message}).",
+            "stopped": f"{name} has ended.",
         }
         self._console.print(lines[state.phase], markup=False, highlight=False)
 
@@ -178,7 +192,8 @@ or from Python, with the openai package:
   answer = client.chat.completions.create(model="{name}", messages=messages, max_tokens=64)
   print(answer.choices[0].message.content)
 
-Metrics: http://127.0.0.1:{port}/metrics, and at the admin port, http://127.0.0.1:{admin_port}/metrics. Ctrl-C ends it.""",
+Metrics: http://127.0.0.1:{port}/metrics, and at the admin port, http://127.0.0.1:{admin_port}/metrics, where
+http://127.0.0.1:{admin_port}/fleet shows how each engine stands. Ctrl-C ends it.""",
         markup=False,
         highlight=False,
         soft_wrap=True,

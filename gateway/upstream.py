@@ -12,10 +12,11 @@ Invariant: a connection is used again only after `release`, and only where nothi
 
 import asyncio
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from types import SimpleNamespace, TracebackType
 from typing import Self
 
@@ -24,6 +25,7 @@ import structlog
 from yarl import URL
 
 from engines.base import Call
+from gateway.apart import Names
 from gateway.errors import EngineGone, EngineTimeout, EngineUnreachable
 
 _log = structlog.get_logger("interlock.upstream")
@@ -34,6 +36,7 @@ _LARGE_BODY_BYTES = 512 * 1024  # from here on the body is sent in pieces, so th
 _ERROR_BODY_BYTES = 64 * 1024
 _RELEASE_S = 0.25
 _MAX_WAIT_S = 86_400
+_STOOD_STILL = 0.1  # the share of the time for a connection that the loop may stand still
 
 
 class _Response(aiohttp.ClientResponse):
@@ -114,15 +117,21 @@ class Exchange:
 
 
 class Upstream:
-    """A pool of connections to engines. Use as `async with Upstream() as upstream`."""
+    """A pool of connections to engines. Use as `async with Upstream() as upstream`. `stood_s` tells how long the loop has stood
+    still until now."""
+
+    def __init__(self, stood_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._stood_s = stood_s
 
     async def __aenter__(self) -> Self:
         self._ending: set[asyncio.Task[None]] = set()
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_reused)
         # No limit: a call never waits for another's connection, and a probe for none.
-        self._session = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S), tracing)
-        self._once = _session(aiohttp.TCPConnector(limit=0, force_close=True))
+        self._names = Names()
+        pool = aiohttp.TCPConnector(resolver=self._names, limit=0, keepalive_timeout=_KEEPALIVE_S)
+        self._session = _session(pool, tracing)
+        self._once = _session(aiohttp.TCPConnector(resolver=self._names, limit=0, force_close=True))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -130,6 +139,7 @@ class Upstream:
             task.cancel()
         await self._session.close()
         await self._once.close()
+        await self._names.close()
 
     async def open(self, url: URL, call: Call, *, api_key: str | None, connect_s: float) -> Exchange:
         """Sends the call and waits for the headers. Redirects are not followed. Raises an EngineError."""
@@ -160,17 +170,38 @@ class Upstream:
         """Sends it and waits for the headers: on a kept connection, where there is one, and on a new one where that had ended."""
         way = _Way()
         try:
-            response = await _sent(self._session, method, url, headers, body, connect_s=connect_s, way=way)
+            response = await self._sent(self._session, method, url, headers, body, connect_s=connect_s, way=way)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             if not way.kept or isinstance(error, aiohttp.ClientConnectorError):
                 raise
             try:
-                response = await _sent(self._once, method, url, headers, body, connect_s=connect_s, way=None)
+                response = await self._sent(self._once, method, url, headers, body, connect_s=connect_s, way=None)
             except aiohttp.ConnectionTimeoutError:
                 raise
             except aiohttp.ClientConnectorError:  # it may have died of this very call
                 raise EngineGone("The engine closed the connection, and took no other.") from None
         return Exchange(response, self._ending)
+
+    async def _sent(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        *,
+        connect_s: float,
+        way: "_Way | None",
+    ) -> aiohttp.ClientResponse:
+        """A connection that took too long while the loop stood still is tried once more: the engine may have taken it in time."""
+        send = partial(_sent, session, method, url, headers, body, connect_s=connect_s, way=way)
+        stood_s = self._stood_s()
+        try:
+            return await send()
+        except aiohttp.ConnectionTimeoutError:
+            if self._stood_s() - stood_s < connect_s * _STOOD_STILL:
+                raise
+        return await send()
 
 
 class _Way:
@@ -212,17 +243,23 @@ async def _sent(
         data=io.BytesIO(body) if body is not None and len(body) >= _LARGE_BODY_BYTES else body,
         headers=headers,
         allow_redirects=False,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_connect=connect_s),  # `connect` is its name's time too
         trace_request_ctx=way,
     )
 
 
 async def _answer(exchange: Exchange, max_bytes: int) -> tuple[int, bytes]:
-    """All of a small answer, or its first bytes."""
+    """All of a small answer, or its first bytes, whose connection is not kept."""
+    whole = False
     try:
-        return exchange.status, await exchange.read_up_to(max_bytes)
+        body = await exchange.read_up_to(max_bytes)
+        whole = len(body) < max_bytes
+        return exchange.status, body
     finally:
-        exchange.release()
+        if whole:
+            exchange.release()
+        else:
+            exchange.close()
 
 
 async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:

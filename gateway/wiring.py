@@ -16,7 +16,7 @@ from gateway.lag import LoopLag
 from gateway.model import Model
 from gateway.observe.metrics import Served
 from gateway.observe.overload import Overload
-from gateway.pressure import QUEUE_MOST, Pressure
+from gateway.pressure import Pressure
 from gateway.routing.breaker import BreakerRules
 from gateway.routing.retry import RetryRules
 from gateway.settings import EngineSettings, Settings
@@ -46,9 +46,10 @@ def wire_with(environ: Mapping[str, str], hide: Callable[[str], None]) -> Wire:
     return wire
 
 
-def served(models: tuple[Model, ...]) -> list[Served]:
-    """What the metrics name; engines join later."""
-    return [Served(wired.name, (), wired.format_names(), wired.rendered is not None) for wired in models]
+def served(settings: Settings, models: tuple[Model, ...]) -> list[Served]:
+    """What the metrics name from the start. Engines that names, ranks and files stand for join later."""
+    named = {each.name: tuple(e.id for e in each.engines if not e.resolve and e.ranks is None) for each in settings.models}
+    return [Served(wired.name, named[wired.name], wired.format_names(), wired.rendered is not None) for wired in models]
 
 
 def stage_limits(timeouts: TimeoutSettings) -> StageLimits:
@@ -91,11 +92,10 @@ class Gate:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         limits = settings.limits
         admission, lag = Admission(registry, queue_rules(limits), watchdog := Watchdog()), LoopLag()
-        sources = {"queue": lambda: min(admission.fill, QUEUE_MOST), "lag": lambda: lag.lasting_s}
         self.watchdog, self.admission, self.lag = watchdog, admission, lag
-        self.pressure = pressure = Pressure(limits.inflight_requests, sources)
+        self.pressure = pressure = Pressure(limits.inflight_requests, {"lag": lambda: lag.lasting_s})
         models = [model.name for model in settings.models]
-        self.gauges = Overload(models, admission.depth, lambda: pressure.level, lambda: lag.most_s)
+        self.gauges = Overload(models, admission.depth, lambda: admission.fill, lambda: pressure.level, lambda: lag.most_s)
 
 
 def is_loopback(host: str) -> bool:

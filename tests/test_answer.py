@@ -90,6 +90,14 @@ def test_counts_that_none_can_be_are_not_taken_but_counted(wrong: int) -> None:
     assert answer.tally.failures == {"bad_usage": 1}
 
 
+def test_no_more_is_cached_than_there_is_of_the_prompt() -> None:
+    answer = reader()
+    assert read(answer, end("length", Usage(9, 1, 10)))[-1] == Finish("length", Usage(9, 1, 9, 0))
+    assert answer.tally.failures == {"bad_usage": 1}
+    read(whole := reader(), end("length", Usage(9, 1, 9)))
+    assert not whole.tally.failures
+
+
 def test_the_largest_count_is_taken() -> None:
     assert read(reader(), end("length", Usage(2**40, 0, 0)))[-1] == Finish("length", Usage(2**40, 0, 0))
 

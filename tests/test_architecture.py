@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PURE = ("gateway.wire", "gateway.dialects", "gateway.prompt", "gateway.formats", "gateway.routing")
 SHELL = ("gateway.prompt.pool", "gateway.prompt.worker")  # what runs a pure part, the renderer, in a process that can be killed
 # They wire the rest; nothing imports them.
-ROOT_MODULES = ("gateway.app", "gateway.wiring", "gateway.cli", "gateway.up", "gateway.live", "gateway.process")
+ROOT_MODULES = ("gateway.app", "gateway.wiring", "gateway.cli", "gateway.up", "gateway.live", "gateway.process", "gateway.start")
 LANGUAGE = ("gateway.wire", "gateway.request", "gateway.events", "gateway.errors", "gateway.routing.view")
 IMPURE_LIBRARIES = frozenset(
     "asyncio aiohttp anyio fastapi http httptools httpx os random requests secrets signal socket ssl starlette "  # noqa: SIM905
@@ -200,6 +200,17 @@ def test_every_folder_is_a_package() -> None:
     """Else its modules miss from the coverage report where no test imports them."""
     folders = {file.parent for package in ("gateway", "engines", "lab") for file in (ROOT / package).rglob("*.py")}
     assert not [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def test_the_layout_names_every_module_and_package_of_the_gateway_and_none_else() -> None:
+    layout = (
+        (ROOT / "CONTRIBUTING.md").read_text().partition("## Layout")[2].partition("gateway/\n")[2].partition("\nengines/")[0]
+    )
+    lines = [line.removeprefix("  ").partition("   ")[0] for line in layout.splitlines() if line[2:3].strip()]
+    named = {name for line in lines for name in line.split() if name != "pure"}
+    files = {file.name for file in (ROOT / "gateway").glob("*.py") if not file.name.startswith(("__", "settings"))}
+    packages = {f"{folder.parent.name}/" for folder in (ROOT / "gateway").glob("*/__init__.py")}
+    assert named == files | packages | {"settings*.py"}
 
 
 def test_no_import_cycle() -> None:

@@ -5,6 +5,8 @@ import json
 import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,6 +35,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command in this process: exit code, standard output, standard error."""
     monkeypatch.setattr(cli, "configure_logging", lambda **_: None)
+    monkeypatch.setattr(cli, "answer_signals_early", lambda **_: None)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["interlock", *map(str, arguments)])
@@ -297,6 +300,16 @@ async def test_a_second_sigterm_cuts_at_once(config: Callable[[dict[str, Any]], 
     assert isinstance(response[0], httpx.TransportError) or b"[DONE]" not in response[0].content  # type: ignore[union-attr]
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """They are ignored once a run is over, as its process ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
 def test_run_gives_the_code_and_the_first_signal() -> None:
     async def main(stop: asyncio.Event) -> int:
         signal.raise_signal(signal.SIGINT)
@@ -306,6 +319,7 @@ def test_run_gives_the_code_and_the_first_signal() -> None:
     assert process.run(main) == 7
 
 
+@pytest.mark.usefixtures("signals")
 def test_run_is_cut_by_a_second_signal() -> None:
     async def main(stop: asyncio.Event) -> int:
         signal.raise_signal(signal.SIGTERM)
@@ -315,6 +329,65 @@ def test_run_is_cut_by_a_second_signal() -> None:
         return 7
 
     assert process.run(main) == 1
+
+
+THREE = """
+import asyncio, signal
+from gateway import process
+
+async def main(stop):
+    for _ in range(2):
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0)
+    try:
+        await asyncio.sleep(5)
+    finally:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0.05)
+        print("cleaned up", flush=True)
+
+code = process.run(main)
+signal.raise_signal(signal.SIGINT)
+raise SystemExit(code)
+"""
+
+
+def test_a_third_signal_disturbs_neither_the_cut_nor_the_code() -> None:
+    done = subprocess.run([sys.executable, "-c", THREE], capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "cleaned up\n", "")
+
+
+def caught(pid: int) -> int:
+    """The signals that a process has handlers for."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("SigCgt:")[1].split()[0], 16)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_before_it_serves_is_clean_and_told(config: Callable[[dict[str, Any]], Path], number: signal.Signals) -> None:
+    with serve(config(settings())) as serving:
+        while not caught(serving.child.pid) & 1 << signal.SIGTERM - 1:
+            assert serving.child.poll() is None
+            time.sleep(0.001)
+        serving.child.send_signal(number)
+        assert serving.child.wait(20) == 0
+        events = [each["event"] for each in records(serving.log)]
+        assert "Traceback" not in serving.log.read_text()
+    assert events == ["told to stop before it served"]
+
+
+def test_a_hangup_before_it_serves_changes_nothing(config: Callable[[dict[str, Any]], Path]) -> None:
+    with serve(config(settings())) as serving:
+        while not caught(serving.child.pid) & 1 << signal.SIGHUP - 1:
+            assert serving.child.poll() is None
+            time.sleep(0.001)
+        serving.child.send_signal(signal.SIGHUP)
+        while not any(each["event"] == "serving" for each in records(serving.log)):
+            assert serving.child.poll() is None, serving.log.read_text()
+            time.sleep(0.02)
+        serving.child.send_signal(signal.SIGTERM)
+        serving.child.send_signal(signal.SIGHUP)
+        assert serving.child.wait(20) == 0
 
 
 def test_the_log_of_a_start_is_json(config: Callable[[dict[str, Any]], Path]) -> None:
@@ -330,6 +403,7 @@ def test_the_log_of_a_start_is_json(config: Callable[[dict[str, Any]], Path]) ->
     assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
+@pytest.mark.usefixtures("signals")
 def test_a_service_that_ends_by_itself_is_a_success(
     run: Run, config: Callable[[dict[str, Any]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,23 @@ def test_one_pause_is_no_load() -> None:
     assert lag.lasting_s == 0.0
 
 
+async def test_how_long_the_loop_stood_still_is_known_before_the_tick_that_is_due() -> None:
+    lag = LoopLag(tick_s=0.01)
+    assert lag.stood_s() == 0.0
+    async with lag.ticking():
+        await asyncio.sleep(0.05)
+        before_s = lag.stood_s()
+        time.sleep(0.3)  # noqa: ASYNC251 - the loop is held up on purpose
+        at_once_s = lag.stood_s()
+        await asyncio.sleep(0.05)
+        later_s = lag.stood_s()
+        lag.ticked(0.0, 0.09)  # late, but no pause
+        assert lag.stood_s() == later_s
+    assert 0.25 < at_once_s - before_s <= later_s - before_s < 2
+    time.sleep(0.2)  # noqa: ASYNC251 - nobody watches it any more
+    assert lag.stood_s() == later_s
+
+
 # ---- what one request may hold up -----------------------------------------------------------------------------------------
 
 SLACK = 5

@@ -34,7 +34,7 @@ def test_the_largest_source_counts_and_the_stages_are_in_order() -> None:
     levels = {"a": 0.3, "b": 0.85}
     pressure = Pressure(100, {"a": lambda: levels["a"], "b": lambda: levels["b"]})
     assert pressure.level == 0.85
-    pressure.add("c", lambda: 0.95)
+    levels["a"] = 0.95
     assert pressure.level == 0.95
     assert [least for least, _ in STAGES] == sorted((least for least, _ in STAGES), reverse=True)
 
@@ -51,11 +51,9 @@ def test_the_requests_that_run_are_counted_and_bounded() -> None:
 
 
 async def test_answers_under_pressure_end_their_connection() -> None:
-    levels = [0.0]
-    async with scripted(kind="openai") as (engine, served):
+    async with scripted(kind="openai", limits={"inflight_requests": 100}) as (engine, served):
         engine.script = lambda seen: chat("Hi")
-        served.gateway.pressure.add("test", lambda: levels[0])
-        for levels[0], connection in ((0.85, None), (0.9, "close"), (0.0, None)):
+        for served.gateway.pressure.requests, connection in ((85, None), (90, "close"), (0, None)):
             for streamed in (False, True):
                 answer = await served.chat(stream=streamed)
                 assert answer.status_code == 200
@@ -63,9 +61,9 @@ async def test_answers_under_pressure_end_their_connection() -> None:
 
 
 async def test_an_overloaded_gateway_refuses_before_it_reads() -> None:
-    async with scripted(kind="openai") as (engine, served):
+    async with scripted(kind="openai", limits={"inflight_requests": 2}) as (engine, served):
         engine.script = lambda seen: chat("Hi")
-        served.gateway.pressure.add("test", lambda: 1.0)
+        served.gateway.pressure.requests = 2
         refused = await served.client.post("/v1/chat/completions", content=b"this is not even JSON")
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "overloaded"
@@ -77,5 +75,5 @@ async def test_an_overloaded_gateway_refuses_before_it_reads() -> None:
         assert engine.calls == []
         metrics: dict[str, Any] = await served.metrics()
         assert metrics["interlock_pressure[]"] == 1.0
-        served.gateway.pressure.add("test", lambda: 0.0)
+        served.gateway.pressure.requests = 0
         assert (await served.client.post("/v1/chat/completions", json=HELLO)).status_code == 200

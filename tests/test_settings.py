@@ -86,7 +86,7 @@ def test_every_key_can_be_set(folder: Path) -> None:
     found = read(
         folder,
         """
-        server: {host: "::1", port: 1, admin_host: 10.0.0.1, admin_port: 2, workers: 1, max_body_bytes: 3, drain_s: 0,
+        server: {host: "::1", port: 1, admin_host: 10.0.0.1, admin_port: 2, admin_names: [a.test], workers: 1, max_body_bytes: 3, drain_s: 0,
                  drain_grace_s: 0, route_headers: true, headers_grace_s: 0.5}
         models:
           - name: org/m:1
@@ -682,3 +682,13 @@ def test_the_examples_in_the_documentation_load(tmp_path: Path, file: str) -> No
     (tmp_path / "f.yaml").write_text(text)
     found = load(tmp_path / "f.yaml", {"LLM_EXAMPLE_KEY": "k"}, kinds=KINDS, formats=FORMATS, inspect=speakable)
     assert found.models[0].name == "qwen3-4b"
+
+
+def test_the_two_engines_of_the_documentation_load(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "two-engines.md").read_text(), re.DOTALL)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "SmolLM2.gguf").touch()
+    (tmp_path / "two.yaml").write_text(text)
+    found = load(tmp_path / "two.yaml", {}, kinds=KINDS, formats=FORMATS, inspect=speakable)
+    assert found.server.route_headers
+    assert [engine.id for engine in found.models[0].engines] == ["a", "b"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import ClientStalled, EngineTimeout
+from gateway.errors import ClientStalled, EngineSilent, EngineTimeout
 from gateway.timer import STALL_S, StageLimits, StageTimer, Watchdog
 
 
@@ -79,6 +79,28 @@ async def test_a_later_stage_may_be_shorter() -> None:
         running.enter("between_tokens")
         await asyncio.sleep(5)
     assert caught.value.stage == "between_tokens"
+
+
+@pytest.mark.parametrize("stage", ["headers", "first_token"])
+async def test_an_engine_that_is_given_up_has_no_time_left(stage: Any) -> None:
+    with pytest.raises(EngineSilent) as caught, timer() as running:
+        running.enter(stage)
+        await asyncio.sleep(0.05)
+        assert running.waits_s >= 0.04
+        running.give_up()
+        await asyncio.sleep(5)
+    assert (caught.value.stage, caught.value.status) == (stage, 504)
+
+
+async def test_progress_that_comes_at_once_makes_up_for_it() -> None:
+    with timer() as running:
+        running.enter("headers")
+        running.give_up()
+        running.enter("first_token")
+        running.give_up()
+        running.enter("between_tokens")
+        assert running.waits_s == 0
+        await asyncio.sleep(0.15)
 
 
 async def test_a_cancellation_from_outside_stays_one() -> None:

@@ -262,3 +262,14 @@ def test_a_cut_after_the_gateway_ended_a_thought_keeps_its_end() -> None:
     assert tuple(rest.ids) == (*PROMPT, *thought, *TOKENIZER.encode_after(end.before_any), answer[0])
     assert not limit.reached
     assert merged(limit.read(Chunk(tokens=1, ids=answer[1:2]))) == [ContentText(TOKENIZER.text_of(answer[1]))]
+
+
+def test_nothing_goes_on_behind_a_stop_id() -> None:
+    (token,) = TOKENIZER.encode("a")
+    transcript = Transcript(reader(ids=True), TOKENIZER, stop_ids=frozenset({STOP}))
+    transcript.read(Chunk(tokens=1, ids=(token,)))
+    assert transcript.resumed(WORK) is not None
+    transcript.read(Chunk(tokens=3, ids=(token, STOP, token)))
+    assert transcript.went_on
+    with pytest.raises(ValueError, match="had its end"):
+        transcript.resumed(WORK)

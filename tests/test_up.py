@@ -28,6 +28,8 @@ from gateway.server.listen import port_of
 from gateway.settings_parts import ServerSettings
 from gateway.up import NotUp, up
 
+TWO_ENGINES = Path(__file__).parent.parent / "docs" / "two-engines.md"
+
 
 @pytest.mark.engine
 @pytest.mark.timeout(120)
@@ -119,13 +121,21 @@ async def test_a_model_cut_in_its_metadata_is_one_line(tmp_path: Path, cut: int)
 class Running:
     """`up` in this process, with a fake engine below it."""
 
-    def __init__(self) -> None:
+    def __init__(self, engines: int = 1) -> None:
         self.stop = asyncio.Event()
         self.text = io.StringIO()
         self.sockets = bind_both(ServerSettings(port=0, admin_port=0))
         console = Console(file=self.text, width=200)
         self.task = asyncio.create_task(
-            up(self.stop, model=tiny_model(), name="tiny", sockets=self.sockets, environ=os.environ, console=console)
+            up(
+                self.stop,
+                model=tiny_model(),
+                name="tiny",
+                sockets=self.sockets,
+                environ=os.environ,
+                console=console,
+                engines=engines,
+            )
         )
 
     async def shown(self, text: str) -> None:
@@ -148,9 +158,9 @@ async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[pytest.MonkeyPa
 
 
 @contextlib.asynccontextmanager
-async def started(fake: pytest.MonkeyPatch, answer: str) -> AsyncIterator[Running]:
+async def started(fake: pytest.MonkeyPatch, answer: str, engines: int = 1) -> AsyncIterator[Running]:
     fake.setenv("FAKE_ANSWER", answer)
-    running = Running()
+    running = Running(engines)
     try:
         yield running
     finally:
@@ -238,3 +248,47 @@ async def test_an_engine_that_dies_is_told_and_started_again(fake: pytest.Monkey
         async with asyncio.timeout(20):
             while running.text.getvalue().count("The engine is ready") < 2:
                 await asyncio.sleep(0.05)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+async def test_of_two_engines_one_goes_on_with_the_answer_of_the_other(tmp_path: Path) -> None:
+    """What docs/two-engines.md shows, with its request: the engine of the headers is killed, by the number that was printed."""
+    with up_process(tmp_path, "--engines", "2") as running:
+        await running.shown("Ctrl-C ends it")
+        shown = running.output.read_text()
+        pids = {id: int(pid) for id, pid in re.findall(r"^Engine (\S+), process (\d+), is ready", shown, re.MULTILINE)}
+        assert list(pids) == ["local-1", "local-2"]
+        admin = re.findall(r"(http://\S+)/fleet", shown)[0]
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            body = json.loads(re.findall(r"-d '(\{.*?\})' \|", TWO_ENGINES.read_text(), re.DOTALL)[0])
+            body |= {"ignore_eos": True, "max_tokens": 200, "stream_options": {"include_usage": True}}
+            async with client.stream("POST", f"{running.url}/v1/chat/completions", json=body) as response:
+                began = response.headers["x-interlock-engine"]
+                data = b""
+                async for piece in response.aiter_bytes():
+                    if not data:
+                        os.kill(pids[began], signal.SIGKILL)
+                    data += piece
+            explained = (await client.get(f"{admin}/explain", params={"last": 1})).json()["requests"][0]
+        running.child.send_signal(signal.SIGTERM)
+        assert await running.ended() == 0, running.output.read_text()
+        assert children(running.child.pid) == []
+    events = events_of(data)
+    assert events[-1] == "[DONE]"
+    assert events[-2]["usage"]["completion_tokens"] == 200
+    assert [(each["engine"], each["why"]) for each in explained["attempts"]][1:] == [
+        (next(iter(pids.keys() - {began})), "resume")
+    ]
+    assert f"Engine {began} died and is started again" in running.output.read_text()
+
+
+async def test_of_several_engines_all_are_started_and_all_end(fake: pytest.MonkeyPatch) -> None:
+    async with started(fake, "hello", engines=3) as running:
+        await running.shown("Ctrl-C ends it")
+        pids = re.findall(r"^Engine local-[123], process (\d+), is ready", running.text.getvalue(), re.MULTILINE)
+        assert sorted(map(int, pids)) == sorted(children(os.getpid(), "support.fake_llama"))
+        running.stop.set()
+        await running.task
+    assert len(pids) == 3
+    assert all(f"Engine local-{number} has ended." in running.text.getvalue() for number in (1, 2, 3))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ from yarl import URL
 
 from engines.base import Call
 from gateway.errors import EngineBroke, EngineError, EngineGone, EngineTimeout, EngineUnreachable
+from gateway.lag import LoopLag
 from gateway.upstream import Exchange, Upstream, retry_after_s
 
 CALL = Call("/completion", b'{"prompt": [1]}', {"x-extra": "1"})
@@ -313,6 +315,33 @@ async def test_a_connection_that_is_not_accepted_is_a_timeout_of_its_stage() -> 
                 await opened(upstream, f"http://127.0.0.1:{full.getsockname()[1]}", connect_s=0.3)
     assert (caught.value.stage, caught.value.status) == ("connect", 504)
     assert "0.3 s" in caught.value.message
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_connection_that_took_too_long_for_a_loop_that_stood_still_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    loop = asyncio.get_running_loop()
+    connect, tries = loop.sock_connect, 0
+
+    async def stands_still(*place: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            time.sleep(0.8)  # noqa: ASYNC251 - the loop stands still
+            await asyncio.sleep(0.05)
+        await connect(*place)
+
+    monkeypatch.setattr(loop, "sock_connect", stands_still)
+    async with ScriptedEngine().running() as running, LoopLag(tick_s=0.01).ticking() as lag:
+        running.script = lambda seen: WHOLE
+        async with Upstream(lag.stood_s) if known else Upstream() as upstream:
+            if known:
+                assert await whole(await opened(upstream, running.url, connect_s=0.3)) == b"data: 1\n\n"
+            else:
+                with pytest.raises(EngineTimeout):
+                    await opened(upstream, running.url, connect_s=0.3)
+    assert (tries, len(running.calls)) == ((2, 1) if known else (1, 0))
 
 
 async def test_a_probe_that_is_not_answered_gives_up() -> None:

@@ -12,9 +12,10 @@ from typing import Protocol
 
 import structlog
 
+from gateway.apart import Names
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.reload import Troubles
-from gateway.fleet.resolve import Addresses, Resolver, ResolveTimes, system_resolver
+from gateway.fleet.resolve import Addresses, Resolver, ResolveTimes
 from gateway.settings import EngineSettings
 
 _log = structlog.get_logger("interlock.fleet")
@@ -51,7 +52,7 @@ class Changes:
 class DiscoveryRules:
     """How engines are found. `poll_s`: how often files are looked at."""
 
-    resolver: Resolver = system_resolver
+    resolver: Resolver = field(default_factory=lambda: Names().addresses)
     times: ResolveTimes = field(default_factory=ResolveTimes)
     poll_s: float = 1.0
 
@@ -125,7 +126,8 @@ class Membership:
             {str(self._wire(model, each).root.host) for model, each, _ in self._entries() if each.resolve},
         )
         present = {each.id: each for each in registry.members.values() if each.id not in self._leaving}
-        changes = reconcile(self._wanted(), present)
+        wanted = self._wanted()
+        changes = reconcile(wanted, present)
         for member in (*changes.added, *changes.changed):
             old = registry.members.get(member.id)
             self._leaving.pop(member.id, None)
@@ -137,6 +139,7 @@ class Membership:
             self._leaving[engine_id] = asyncio.get_running_loop().time()
             registry.leave(engine_id)
             self._some_leave.set()
+        registry.arrange(each.id for each in wanted)
         for what, ids in (
             ("engines added", [each.id for each in changes.added]),
             ("engines changed", [each.id for each in changes.changed]),

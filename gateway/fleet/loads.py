@@ -150,9 +150,9 @@ class _Asking:
         before = self._registry.info(engine_id)
         self._identity = info = engine.identity(bodies, before, self._member.rank)
         self._identify_s = float("inf") if info.kv_tokens is not None else now_s + self._times.again_s
-        if info != before:
-            self._registry.set_info(engine_id, info)
-            self._on_info(self._member, info)
+        if info != before and (recorded := self._registry.set_info(engine_id, info)) is not None:
+            self._identity = recorded
+            self._on_info(self._member, recorded)
 
     async def _load(self) -> None:
         before = self._ours

@@ -1,18 +1,16 @@
 """Asks each engine whether it can serve, what it is, and whether it has the tokenizer that its prompts are made with.
 
 A failed probe takes an engine out, the next good one puts it back; one that only was not answered says nothing of an engine that
-generated meanwhile, or while our own loop stood still. Invariant: no engine whose model is rendered here is ready
-before its ids for a text were the model's own, since it was last out, said that it is another, or broke a connection; but for
-kinds that cannot tokenise. One that was restarted unseen, as another that says the same of itself, is found at the next of the
-comparisons that go on while it serves.
+generated meanwhile, or while our own loop stood still, and little of one on which requests run: it may have a long prompt before
+it. Invariant: no engine whose model is rendered here is ready before its ids for a text were the model's own, since it was last
+out, said that it is another, or broke a connection; but for kinds that cannot tokenise. One that was restarted unseen, as another
+that says the same of itself, is found at the next of the comparisons that go on while it serves.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
-from typing import Self
 
 import structlog
 
@@ -25,8 +23,9 @@ from gateway.upstream import Upstream
 
 _log = structlog.get_logger("interlock.fleet")
 
-_BEAT_S = 0.1
 _STOOD_STILL = 0.1  # the share of a probe's time that the loop may stand still
+_SILENT_IN_A_ROW = 3  # probes without an answer that take out an engine on which requests run: it may be busy with one
+_GONE_IN_A_ROW = 3  # probes that find an engine gone, until what waits for its first token goes elsewhere
 _MAX_IDS_BYTES = 1 << 18  # the text has some thousands of tokens at the most
 _MISMATCH = (
     "its token ids for a text are not those of the model's `source`: it serves another model or another revision of it, or its "
@@ -54,40 +53,17 @@ class _Fault:
     figures: Mapping[str, object] = field(default_factory=dict)
     silent: bool = False
 
-
-class _Pulse:
-    """How long the loop stood still while inside, in seconds: what a timer that rings after that tells is not the engine's."""
-
-    def __init__(self) -> None:
-        self.stood_s = 0.0
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> Self:
-        self._next()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._timer.cancel()
-        self._count()
-
-    def _next(self) -> None:
-        self._due_s = self._loop.time() + _BEAT_S
-        self._timer = self._loop.call_at(self._due_s, self._beat)
-
-    def _beat(self) -> None:
-        self._count()
-        self._next()
-
-    def _count(self) -> None:
-        late_s = self._loop.time() - self._due_s
-        if late_s > _BEAT_S:
-            self.stood_s += late_s
+    @property
+    def gone(self) -> bool:
+        """Whether it cannot serve whom it has."""
+        return self.problem in ("unreachable", "unhealthy")
 
 
 class Prober:
     """Probes the engines of a registry, those that come later too, until its task is cancelled.
 
     `parity` has, by name, the models that are rendered here. `on_info` is told what an engine is, at first and when that changes.
+    `stood_s` is how long the loop has stood still until now.
     """
 
     def __init__(
@@ -96,12 +72,15 @@ class Prober:
         upstream: Upstream,
         parity: Mapping[str, Parity],
         on_info: Callable[[Member, EngineInfo], None],
+        *,
+        stood_s: Callable[[], float],
         times: ProbeTimes | None = None,
     ) -> None:
         self._registry = registry
         self._upstream = upstream
         self._parity = parity
         self._on_info = on_info
+        self._stood_s = stood_s
         self._times = times or ProbeTimes()
         self._watched: dict[str, tuple[Member, asyncio.Task[None]]] = {}
 
@@ -126,7 +105,15 @@ class Prober:
 
     def _watch(self, member: Member) -> "_Watch":
         parity = self._parity.get(member.model)
-        return _Watch(member, self._registry, self._upstream, parity=parity, on_info=self._on_info, times=self._times)
+        return _Watch(
+            member,
+            self._registry,
+            self._upstream,
+            parity=parity,
+            on_info=self._on_info,
+            stood_s=self._stood_s,
+            times=self._times,
+        )
 
 
 class _Watch:
@@ -140,6 +127,7 @@ class _Watch:
         *,
         parity: Parity | None,
         on_info: Callable[[Member, EngineInfo], None],
+        stood_s: Callable[[], float],
         times: ProbeTimes,
     ) -> None:
         self._member = member
@@ -148,7 +136,10 @@ class _Watch:
         self._parity = parity
         self._ids_call = member.engine.tokenize(parity.text, member.engine_model) if parity is not None else None
         self._on_info = on_info
+        self._stood_s = stood_s
         self._times = times
+        self._silent = 0  # probes without an answer, in a row
+        self._gone = 0  # probes that found it unreachable or unhealthy, in a row
         self._info: EngineInfo | None = None
         self._compared_s: float | None = None  # when its ids were last the model's; None where it may be another since
         self._told: Problem | None = "not_probed"
@@ -171,16 +162,24 @@ class _Watch:
     async def _probe(self) -> bool:
         """Asks the engine once, and records the answer: whether it can serve."""
         engine_id, registry = self._member.id, self._registry
-        losses, began_s = registry.losses(engine_id), registry.now_s()
-        with _Pulse() as pulse:
-            fault = await self._fault()
-        if fault is not None and fault.silent and registry.is_ready(engine_id):
+        losses, began_s, stood_s = registry.losses(engine_id), registry.now_s(), self._stood_s()
+        fault = await self._fault()
+        stood_still = self._stood_s() - stood_s >= self._times.limit_s * _STOOD_STILL
+        self._silent = self._silent + 1 if fault is not None and fault.silent else 0
+        self._gone = self._gone + 1 if fault is not None and fault.gone and not stood_still else 0
+        if self._silent and registry.is_ready(engine_id):
             if registry.heard_since(engine_id, began_s):
+                self._silent = self._gone = 0
                 return True
-            if pulse.stood_s >= self._times.limit_s * _STOOD_STILL:
+            if stood_still:
+                self._silent = 0
+                return False
+            if self._silent < _SILENT_IN_A_ROW and registry.running.count(self._member.model, engine_id):
                 return False
         if fault is not None:
             registry.set_ready(engine_id, False, fault.problem)
+            if self._gone >= _GONE_IN_A_ROW:
+                registry.give_up(engine_id, self._times.limit_s)
         elif losses == registry.losses(engine_id):
             registry.set_ready(engine_id, True)
         else:  # traffic lost it meanwhile: what it said may be of one that is gone
@@ -229,8 +228,8 @@ class _Watch:
         info = engine.info(bodies)
         if info == self._info:
             return False
-        self._registry.set_info(self._member.id, info)
-        self._on_info(self._member, info)
+        if (recorded := self._registry.set_info(self._member.id, info)) is not None:
+            self._on_info(self._member, recorded)
         self._info = info
         return True
 

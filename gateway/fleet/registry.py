@@ -7,7 +7,7 @@ themselves; health comes from probes and from traffic, and a connection that is 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from yarl import URL
@@ -15,9 +15,12 @@ from yarl import URL
 from engines.base import Engine, EngineInfo, EngineLoad
 from gateway.fleet.standing import Problem, Standing, StandingRules
 from gateway.fleet.visit import Visit
+from gateway.observe.redact import Redactor
 from gateway.routing.breaker import BreakerState
 from gateway.routing.inflight import InFlight
 from gateway.routing.view import FleetView
+
+_MOST_GONE = 1024  # engines that were drained and are not there now
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Registry:
         self._clock = clock
         self._members: dict[str, Member] = {}
         self._standings: dict[str, Standing] = {}
+        self._drained: dict[str, None] = {}
         self._changed = asyncio.Event()
         self.running = InFlight()
         for member in members:
@@ -73,12 +77,13 @@ class Registry:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """Every engine, in the order in which they came."""
+        """Every engine, in the order in which they came or were arranged."""
         return MappingProxyType(self._members)
 
     def add(self, member: Member) -> None:
         """A new engine, which is out until it was probed; or what is new of one that is here, or on its way out. One that is
-        elsewhere now, or another, is a new one under an old name: what runs on the old goes on."""
+        elsewhere now, or another, is a new one under an old name, of which its operator's wish holds: what runs on the old goes
+        on."""
         known = self._members.get(member.id)
         if known is None or known.place != member.place:
             losses = self.losses(member.id)
@@ -88,6 +93,11 @@ class Registry:
             self._members[member.id] = member
             self._standings[member.id].leaving = False
         self._wake()
+
+    def arrange(self, ids: Iterable[str]) -> None:
+        """Puts these engines into this order, before all others."""
+        order = [each for each in dict.fromkeys(ids) if each in self._members]
+        self._members = {each: self._members[each] for each in dict.fromkeys((*order, *self._members))}
 
     def leave(self, engine_id: str) -> None:
         """The engine gets no new requests, as it will be removed. Raises KeyError."""
@@ -101,7 +111,9 @@ class Registry:
 
     def _enter(self, member: Member) -> None:
         self._members[member.id] = member
-        self._standings[member.id] = Standing(self._rules)
+        self._standings[member.id] = standing = Standing(self._rules)
+        standing.draining = member.id in self._drained
+        self.running.moved(member.model, member.id)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -117,31 +129,41 @@ class Registry:
         if (was_ready, was_down) != (ready, standing.down):
             self._wake()
 
+    def give_up(self, engine_id: str, silent_s: float) -> None:
+        """Probes found an engine gone: those that wait for it are told, but where it generated for anyone in so many seconds."""
+        standing = self._standings.get(engine_id)
+        if standing is None or self.heard_since(engine_id, self._clock() - silent_s):
+            return
+        for give_up in list(standing.visitors):
+            give_up(silent_s)
+
     def drain(self, engine_id: str, on: bool) -> None:
-        """Whether the engine gets no new requests, by its operator's wish. Raises KeyError."""
+        """Whether the engine gets no new requests, by its operator's wish, which is known when the engine was away, too. Raises
+        KeyError."""
         self._standings[engine_id].draining = on
+        self._drained.pop(engine_id, None)
+        if on:
+            self._drained[engine_id] = None
+            gone = [each for each in self._drained if each not in self._members]
+            for each in gone[: max(len(gone) - _MOST_GONE, 0)]:
+                del self._drained[each]
         self._wake()
 
     # What traffic says
 
-    def visit(self, engine_id: str) -> Visit:
-        """An attempt goes there now. Raises KeyError."""
+    def visit(self, engine_id: str, give_up: Callable[[float], None] | None = None) -> Visit:
+        """An attempt goes there now; `give_up` as for `Visit`. Raises KeyError."""
         standing, member = self._standings[engine_id], self._members[engine_id]
-        return Visit(standing, self._clock, lambda: self._lost(standing, member))
-
-    def lost(self, engine_id: str) -> None:
-        """Records that traffic found an engine gone, or that it broke off an answer. It may have been restarted with another
-        model: it is out until it was asked."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            self._lost(standing, self._members[engine_id])
+        return Visit(standing, self._clock, lambda: self._lost(standing, member), give_up)
 
     def _lost(self, standing: Standing, member: Member) -> None:
-        """The other ranks at its address are of the same server, so that no second try goes there."""
+        """Traffic found an engine gone, or it broke off an answer. It may have been restarted with another model: it is out until
+        it was asked. The other ranks at its address are of the same server, so that no second try goes there."""
         ranks = [each for each in self._members.values() if member.rank is not None and each.root == member.root]
         found = {id(each): each for each in (standing, *(self._standings[each.id] for each in ranks if each.rank is not None))}
         were_ready = any(each.ready for each in found.values())
         for each in found.values():
-            each.lost()
+            each.lost(self._clock())
         if were_ready:
             self._wake()
 
@@ -188,10 +210,17 @@ class Registry:
         """The time of what is recorded here."""
         return self._clock()
 
-    def set_info(self, engine_id: str, info: EngineInfo) -> None:
-        """Records what an engine says of itself."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            standing.info = info
+    def set_info(self, engine_id: str, info: EngineInfo) -> EngineInfo | None:
+        """Records what an engine says of itself, but for its key, should it say that. What was recorded; None of one that was
+        removed while it was asked."""
+        standing = self._standings.get(engine_id)
+        if standing is None:
+            return None
+        if key := self._members[engine_id].api_key:
+            redact = Redactor([key]).text
+            info = replace(info, version=info.version and redact(info.version), model=info.model and redact(info.model))
+        standing.info = info
+        return info
 
     def info(self, engine_id: str) -> EngineInfo:
         """What an engine last said of itself."""

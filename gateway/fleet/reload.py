@@ -1,11 +1,12 @@
 """Files that are followed while the gateway runs: the settings, and models' lists of engines.
 
 Invariant: a file that is missing, half written or wrong changes nothing: what the last good one said stays, and what is wrong is
-told, once for each change of the file, in the log, in `/ready` and as a metric.
+told, once for each change of the file, in the log, in `/ready` and as a metric. It is tried again, as the fault may be elsewhere.
 """
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Generic, Literal, TypeVar, get_args
 import structlog
 from prometheus_client.core import Metric
 
+from gateway.apart import apart
 from gateway.errors import SettingsError
 from gateway.observe.series import gauge
 from gateway.settings import EngineSettings, ModelSettings, Settings
@@ -22,12 +24,15 @@ from gateway.settings_base import Section
 _log = structlog.get_logger("interlock.fleet")
 
 T = TypeVar("T")
+A = TypeVar("A")
 Origin = Literal["settings", "engines_file", "dns"]
 """Where engines are named."""
 
 _TOLD = 10  # problems of one origin that `/ready` shows
 _LIVE = frozenset({"engines", "engines_file"})
-_Signature = tuple[int, int, int, int]
+_READ_S = 10.0  # a file that takes longer is told: its server may hang
+_MOST_PAUSE_S = 60.0  # between two tries of a file that is wrong
+_Signature = tuple[int, ...]
 
 
 class Troubles:
@@ -62,11 +67,12 @@ class Troubles:
 
 
 class WatchedFile:
-    """Tells whether a file may say something new: its time, size or inode changed, and it was left alone between two looks."""
+    """Tells whether a file may say something new: its times, size, inode or rights changed, and it was left alone between two
+    looks. One that is not `known` was not looked at yet."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, known: bool = True) -> None:
         self.path = path
-        self._taken = self._latest = _signature(path)
+        self._taken = self._latest = _signature(path) if known else None
 
     def look(self) -> bool:
         """Whether to read it now."""
@@ -77,13 +83,17 @@ class WatchedFile:
         self._taken = now
         return True
 
+    def begin(self) -> None:
+        """It is read from here on: only what changes later is new."""
+        self._taken = self._latest = _signature(self.path)
+
 
 def _signature(path: Path) -> _Signature | None:
     try:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_mode, found.st_size, found.st_ino, found.st_dev
 
 
 class Followed(Generic[T]):
@@ -108,6 +118,8 @@ class Followed(Generic[T]):
         self._take = take
         self._poll_s = poll_s
         self._asked = asyncio.Event()
+        self._pause_s = 0.0
+        self._again_s = math.inf
 
     def ask(self) -> None:
         """Reads it soon, changed or not."""
@@ -115,32 +127,49 @@ class Followed(Generic[T]):
 
     async def run(self) -> None:
         """Follows the file until it is cancelled; then nothing is wrong with it any more."""
+        time = asyncio.get_running_loop().time
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_s):
                         await self._asked.wait()
-                if await asyncio.to_thread(self._file.look) or self._asked.is_set():
+                changed = await self._apart(self._file.look) or self._asked.is_set()
+                if changed or time() >= self._again_s:
                     self._asked.clear()
-                    await self._again()
+                    await self._read_it(changed)
         finally:
             self._troubles.over(self._origin, self._name)
 
-    async def _again(self) -> None:
+    async def _read_it(self, changed: bool) -> None:
+        def read() -> T:
+            self._file.begin()
+            return self._read()
+
         try:
-            found = await asyncio.to_thread(self._read)
+            found = await self._apart(read)
         except SettingsError as error:
-            self._wrong(error)
+            self._wrong(error.problems, changed)
         else:
-            self._good(found)
+            self._pause_s, self._again_s = 0.0, math.inf
+            self._troubles.over(self._origin, self._name)
+            self._take(found)
 
-    def _wrong(self, error: SettingsError) -> None:
-        self._troubles.begin(self._origin, self._name, error.problems)
-        _log.error("the file is not taken: what it said before stays", file=self._name, problems=list(error.problems))
+    async def _apart(self, work: Callable[[], A]) -> A:
+        """What it gives, however late: that it is late is told meanwhile."""
+        working = asyncio.create_task(apart(work))
+        try:
+            await asyncio.wait([working], timeout=_READ_S)
+            if not working.done():
+                self._wrong((f"{self._name}: not read after {_READ_S:g} s: what holds it does not answer",), False)
+            return await working
+        finally:
+            working.cancel()
 
-    def _good(self, found: T) -> None:
-        self._troubles.over(self._origin, self._name)
-        self._take(found)
+    def _wrong(self, problems: tuple[str, ...], changed: bool) -> None:
+        self._pause_s = min(max(2 * self._pause_s, self._poll_s), _MOST_PAUSE_S)
+        self._again_s = asyncio.get_running_loop().time() + self._pause_s
+        if self._troubles.begin(self._origin, self._name, problems) or changed:
+            _log.error("the file is not taken: what it said before stays", file=self._name, problems=list(problems))
 
 
 Engines = tuple[EngineSettings, ...]
@@ -158,7 +187,7 @@ class EnginesFiles:
         self._troubles = troubles
         self._poll_s = poll_s
         self._wanted: dict[str, Path] = {}
-        self._tasks: dict[str, tuple[Path, asyncio.Task[None]]] = {}
+        self._tasks: dict[str, tuple[Path, Followed[Engines], asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
 
     def follow(self, files: Mapping[str, Path]) -> None:
@@ -169,17 +198,23 @@ class EnginesFiles:
         self._wanted = dict(files)
         self._news.set()
 
+    def ask(self) -> None:
+        """Reads all of them soon, changed or not."""
+        for _, file, _ in self._tasks.values():
+            file.ask()
+
     async def run(self) -> None:
         """Follows files for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
-                for model, (path, task) in list(self._tasks.items()):
+                for model, (path, _, task) in list(self._tasks.items()):
                     if self._wanted.get(model) != path:
                         task.cancel()
                         del self._tasks[model]
                 for model, path in self._wanted.items():
                     if model not in self._tasks:
-                        self._tasks[model] = (path, group.create_task(self._followed(model, path).run()))
+                        file = self._followed(model, path)
+                        self._tasks[model] = (path, file, group.create_task(file.run()))
                 self._news.clear()
                 await self._news.wait()
 
@@ -189,7 +224,7 @@ class EnginesFiles:
                 self._take(model, engines)
 
         file = Followed(
-            WatchedFile(path),
+            WatchedFile(path, known=False),
             "engines_file",
             self._troubles,
             read=lambda: self._read(model, path),

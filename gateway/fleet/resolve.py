@@ -6,7 +6,6 @@ there is no such name, takes no engine out.
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -33,12 +32,6 @@ class ResolveTimes:
     retry_s: float = 5.0
     gap_s: float = 1.0
     limit_s: float = 10.0
-
-
-async def system_resolver(host: str) -> Sequence[str]:
-    """As the system resolves names."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
 
 
 class Addresses:
@@ -105,7 +98,7 @@ class Addresses:
         except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
             self._failed(host, getattr(error, "strerror", None) or str(error) or "no answer in time")
             return False
-        addresses = tuple(sorted({each for each in found if _is_address(each)}))[:_MOST_ADDRESSES]
+        addresses = _of_one_family(found)[:_MOST_ADDRESSES]
         if not addresses:
             self._failed(host, "no address")
             return False
@@ -119,6 +112,13 @@ class Addresses:
     def _failed(self, host: str, why: str) -> None:
         if self._troubles.begin("dns", host, (why,)):
             _log.warning("a name is not resolved: what was known of it stays", host=host, why=why, known=list(self.of(host)))
+
+
+def _of_one_family(found: Sequence[str]) -> tuple[str, ...]:
+    """The IPv4 addresses, else those of IPv6: a process that has one of each is no two engines."""
+    usable = sorted({each for each in found if _is_address(each)})
+    first = [each for each in usable if ip_address(each).version == 4]
+    return tuple(first or usable)
 
 
 def _is_address(text: str) -> bool:

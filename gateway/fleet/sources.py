@@ -59,8 +59,13 @@ class Sources:
 
     @property
     def reload(self) -> Callable[[], None] | None:
-        """Reads the settings file soon; None where there is none."""
-        return self._file.ask if self._file is not None else None
+        """Reads the settings file and the files of engines soon; None where there is no settings file."""
+        return self._ask if self._file is not None else None
+
+    def _ask(self) -> None:
+        if self._file is not None:
+            self._file.ask()
+        self._files.ask()
 
     async def run(self) -> None:
         """Follows files for ever."""

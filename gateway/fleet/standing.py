@@ -1,5 +1,6 @@
 """How one engine stands: what probes and traffic say of it, and what its operator wants of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +20,8 @@ Problem = Literal[
 not the model's. `tokenizer_unknown`: it did not give its ids."""
 
 MOST_REST_S = 30.0
+_SHY_S = 1.0  # an engine that has no room and does not say until when; longer while that is again and again
+RETURNS_S = 2.0  # an engine that lost a connection may be back at once; after that it is not counted on
 LOAD_COUNTS_S = 5.0  # what an engine said of its load is not its load after that
 _COLD_SHARE = 0.1
 
@@ -38,14 +41,18 @@ class Standing:
         self.problem: Problem | None = "not_probed"
         self.asked = False  # whether that is a probe's word
         self.losses = 0
+        self._lost_s = 0.0
         self.info = EngineInfo()
         self.draining = False  # its operator's wish
         self.leaving = False  # it is on its way out
         self.breaker = Breaker(rules.breaker)
         self.heard_s: float | None = None  # when it last generated for anyone
+        self.visitors: set[Callable[[float], None]] = set()  # attempts, told how long it was silent once it was found gone
         self._slow_start_s = rules.slow_start_s
         self._away = False
         self._rests_until_s = 0.0
+        self._shy_until_s = 0.0
+        self._shy_s = _SHY_S
         self._warm_s = 0.0  # from when on it has its whole part
         self._load: tuple[float, EngineLoad] | None = None
 
@@ -62,12 +69,18 @@ class Standing:
 
     def awake(self, now_s: float) -> bool:
         """Whether it can be given a request, wants one, and its breaker admits one."""
-        away = self.draining or self.leaving or self.rests_s(now_s) > 0
+        away = self.draining or self.leaving or self.rests_s(now_s) > 0 or self.shy(now_s)
         return self.ready and not away and self.breaker.admits(now_s)
 
-    def lost(self) -> None:
+    def returning(self, now_s: float) -> bool:
+        """Whether traffic has just found it gone, and no probe has asked it since: it may only have lost a connection."""
+        unasked = self.problem == "unreachable" and not self.asked and now_s - self._lost_s < RETURNS_S
+        return unasked and not self.draining and not self.leaving
+
+    def lost(self, now_s: float) -> None:
         """Traffic found it gone: it is out until a probe has asked it."""
         self.losses += 1
+        self._lost_s = now_s
         self.problem = "unreachable"
         self.asked = False
 
@@ -86,6 +99,22 @@ class Standing:
     def rest(self, now_s: float, for_s: float) -> None:
         """It wants no request for so long."""
         self._rests_until_s = max(self._rests_until_s, now_s + min(for_s, MOST_REST_S))
+
+    def busy(self, now_s: float, wait_s: float | None) -> None:
+        """It had no room for a request; `wait_s` is what it said of when it may have some."""
+        if wait_s:
+            self.rest(now_s, wait_s)
+        elif not self.shy(now_s):
+            self._shy_until_s = now_s + self._shy_s
+            self._shy_s = min(self._shy_s * 2, MOST_REST_S)
+
+    def shy(self, now_s: float) -> bool:
+        """Whether it had no room a moment ago, and did not say until when."""
+        return now_s < self._shy_until_s
+
+    def served(self) -> None:
+        """It had room."""
+        self._shy_s = _SHY_S
 
     def rests_s(self, now_s: float) -> float:
         """How long that still is."""
@@ -111,11 +140,13 @@ class Standing:
         return EngineView(
             id=engine_id,
             ready=self.ready,
+            returning=self.returning(now_s),
             running=running,
             context_tokens=self.info.context_tokens,
             draining=self.draining or self.leaving,
             ejected=not self.breaker.admits(now_s),
             rests_s=self.rests_s(now_s),
+            shy=self.shy(now_s),
             most_running=most_running,
             share=self.share(now_s),
             failing=self.breaker.failing,

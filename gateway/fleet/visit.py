@@ -8,13 +8,23 @@ from gateway.routing.retry import blame
 
 
 class Visit:
-    """It begins when it is made. `clock` is the registry's; `lost` is called where the engine was found gone."""
+    """It begins when it is made. `clock` is the registry's; `lost` is called where the engine was found gone, `give_up` where
+    probes find it gone and silent for so many seconds."""
 
-    def __init__(self, standing: Standing, clock: Callable[[], float], lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        standing: Standing,
+        clock: Callable[[], float],
+        lost: Callable[[], None],
+        give_up: Callable[[float], None] | None = None,
+    ) -> None:
         self._standing = standing
         self._clock = clock
         self._lost = lost
         self._over = False
+        self._give_up = give_up
+        if give_up is not None:
+            standing.visitors.add(give_up)
         self._number = standing.breaker.started(clock())
 
     def heard(self) -> None:
@@ -27,6 +37,7 @@ class Visit:
         """It was answered."""
         if self._ends():
             self._standing.breaker.succeeded(self._number)
+            self._standing.served()
 
     def failed(self, error: GatewayError) -> None:
         """It failed, whoever is to blame."""
@@ -40,8 +51,7 @@ class Visit:
                 standing.breaker.failed(self._number, now_s, unreached=True)
             case "busy":
                 standing.breaker.excused(self._number)
-                if isinstance(error, EngineRefused) and error.wait_s is not None:
-                    standing.rest(now_s, error.wait_s)
+                standing.busy(now_s, error.wait_s if isinstance(error, EngineRefused) else None)
             case "none":
                 standing.breaker.excused(self._number)
         if isinstance(error, EngineUnreachable | EngineGone):
@@ -54,4 +64,6 @@ class Visit:
 
     def _ends(self) -> bool:
         ended, self._over = self._over, True
+        if self._give_up is not None:
+            self._standing.visitors.discard(self._give_up)
         return not ended

@@ -33,6 +33,8 @@ class AccessLog:
                 "status": event.status,
                 "streamed": event.streamed,
                 "attempts": event.attempts,
+                "retries": event.retries,
+                "resumes": event.resumes,
                 "ttft_s": _rounded(event.ttft_s),
                 "queue_s": _rounded(event.queue_s),
                 "duration_s": _rounded(event.duration_s),

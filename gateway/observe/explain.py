@@ -12,6 +12,7 @@ from typing import Literal
 
 from gateway.events import (
     AttemptFailed,
+    AttemptServed,
     AttemptStarted,
     ClientGone,
     Event,
@@ -109,7 +110,7 @@ class Explain:
                 self._record(event.request_id).received_s = event.at_s
             case AttemptStarted():
                 self._started(event)
-            case AttemptFailed() | ClientGone():
+            case AttemptFailed() | AttemptServed() | ClientGone():
                 self._ended(event)
             case NotRetried():
                 self._stopped(event)
@@ -142,6 +143,8 @@ class Explain:
         record = self._record(event.request_id)
         story = record.story
         story.model = event.model
+        story.retries += event.retry
+        story.resumes += event.why == "resume"
         if len(story.attempts) >= _ATTEMPTS:
             story.attempts_left_out += 1
             return
@@ -151,14 +154,14 @@ class Explain:
         started_s = event.at_s - record.received_s
         story.attempts.append(AttemptStory(event.attempt, event.engine, event.why, started_s, shown, left_out))
 
-    def _ended(self, event: AttemptFailed | ClientGone) -> None:
+    def _ended(self, event: AttemptFailed | AttemptServed | ClientGone) -> None:
         if (attempt := self._attempt(event.request_id, event.attempt)) is None:
             return
         attempt.lasted_s = self._since(event.request_id) - attempt.started_s
         if isinstance(event, AttemptFailed):
             attempt.outcome, attempt.reason = "failed", event.reason
         else:
-            attempt.outcome = "client_gone"
+            attempt.outcome = "served" if isinstance(event, AttemptServed) else "client_gone"
 
     def _stopped(self, event: NotRetried) -> None:
         if (attempt := self._attempt(event.request_id, event.attempt)) is not None:

@@ -1,12 +1,14 @@
 """Prometheus metrics as one observer of the events.
 
 Invariant: label values come from the settings, the engines that serve, their versions or closed sets of our own words; everything
-else is `other`. So the number of series depends on the settings and the fleet alone, whatever clients and models send. In-flight
-counts are the fold that the fleet uses too.
+else is `other`. So the number of series depends on the settings and the fleet alone, whatever clients and models send; of engines
+that have left only a few are shown, for some minutes. In-flight counts are the fold that the fleet uses too.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import get_args
 
@@ -14,11 +16,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from gateway.events import NO_ENGINE, NO_MODEL, Event, Finished, Outcome
+from gateway.events import NO_ENGINE, NO_MODEL, AttemptFailed, AttemptStarted, Event, Finished, NotRetried, Outcome
 from gateway.observe.series import Counter, Histogram, Labels, Names, gauge
 from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind
 from gateway.routing.inflight import InFlight
+from gateway.routing.retry import Stopped
 
 NO_FORMAT = "none"
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,7 +33,13 @@ _ITL_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.
 _DURATION_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _STARTED_SERIES = 1000  # a metric with more combinations than this makes its series when they are first used
 _VERSION_CHARS = 64
-_MOST_GONE = 256  # engines that have left whose series are kept, for the scrapes of their last counts
+_MOST_GONE = 16  # engines that have left whose series are kept, for the scrapes of their last counts
+_GONE_S = 300.0  # for how long
+_GONE_AT_ONCE = 64  # so many are forgotten together, since that looks at every series
+_ENGINE_FAILURES = ("unreachable", "refused", "broke", "headers", "first_token", "between_tokens")
+
+Written = tuple[str, bytes]
+"""The content type and body of a scrape."""
 
 _PAIR = ("model", "engine")
 _FORMAT = (*_PAIR, "format")
@@ -38,8 +47,8 @@ _FORMAT = (*_PAIR, "format")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model of the settings: its name, its engines' ids, the names of its formats (with tools it may be another), and whether
-    its prompts are rendered here."""
+    """One model of the settings: its name, the ids of the engines that it has from the start, whose counts are shown from then
+    on, the names of its formats (with tools it may be another), and whether its prompts are rendered here."""
 
     model: str
     engines: tuple[str, ...]
@@ -50,7 +59,7 @@ class Served:
 class Metrics:
     """An observer, and the collector of what it counted. `inflight` is another observer, whose counts are shown too. `mismatched`
     says of an engine whether it is out of service for another tokenizer than its model's; `checks` which of a model's tests
-    passed, where they were run; `more` gives what is known elsewhere."""
+    passed, where they were run; `more` gives what is known elsewhere; `clock_s` are monotonic seconds."""
 
     def __init__(
         self,
@@ -61,12 +70,16 @@ class Metrics:
         checks: Mapping[str, Mapping[CheckName, bool]],
         *,
         more: Callable[[], Iterable[Metric]] = tuple,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = Names([NO_MODEL, *(model.model for model in served)])
         self._engine = Names([NO_ENGINE])
         self._format = Names([NO_FORMAT, *(name for model in served for name in model.formats)])
         self._dialect = Names(["none", *dialects])
         self._reason = Names([], room=64)
+        self._attempt_reason = Names(_ENGINE_FAILURES, room=64)
+        self._stopped = Names(get_args(Stopped))
+        self._clock_s = clock_s
         self._inflight = inflight
         self._mismatched = mismatched
         self._more = more
@@ -74,61 +87,85 @@ class Metrics:
         self._dialects = tuple(dialects)
         self._served = {model.model: model for model in served}
         self._pairs: dict[tuple[str, str], None] = {}
-        self._gone: dict[tuple[str, str], None] = {}
+        self._unstarted: set[tuple[str, str]] = set()
+        self._gone: dict[tuple[str, str], float] = {}  # since when, in this order
         self._info: dict[tuple[str, str], tuple[str, str]] = {}
         self._series: list[Counter | Histogram] = []
         self._make()
         for model in served:
+            self._start_model(model.model)
             for engine in model.engines:
                 self.joined(model.model, engine)
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+                self._start(model.model, engine)
 
     def __call__(self, event: Event) -> None:
         """Counts one event."""
-        if isinstance(event, Finished):
-            self._finished(event)
+        match event:
+            case Finished():
+                self._finished(event)
+            case AttemptStarted():
+                self._attempted(event)
+            case AttemptFailed():
+                reason = self._attempt_reason(event.reason)
+                self._attempt_failures.add((self._model(event.model), self._engine(event.engine), reason))
+            case NotRetried():
+                self._refused.add((self._model(event.model), self._stopped(event.why)))
+            case _:
+                pass
 
     def joined(self, model: str, engine: str) -> None:
-        """This engine serves this model from now on."""
+        """This engine serves this model from now on. Its counts are shown once it can be given requests."""
         self._engine.learn(engine)
         self._gone.pop((model, engine), None)
+        if (model, engine) not in self._pairs:
+            self._unstarted.add((model, engine))
         self._pairs[model, engine] = None
-        self._start(self._served[model], engine)
 
     def left(self, model: str, engine: str) -> None:
-        """It does no longer. Its counts are shown for as long as few have left since."""
-        self._pairs.pop((model, engine), None)
+        """It does no longer. Its counts are shown for some minutes, and while few have left since."""
+        pair = (model, engine)
+        self._pairs.pop(pair, None)
         self._info.pop((engine, model), None)
-        self._gone[model, engine] = None
-        if len(self._gone) > _MOST_GONE:
-            forgotten = next(iter(self._gone))
-            del self._gone[forgotten]
-            self._forget(forgotten[1])
+        self._unstarted.discard(pair)
+        self._gone.pop(pair, None)
+        self._gone[pair] = self._clock_s()
+        if len(self._gone) >= _MOST_GONE + _GONE_AT_ONCE:
+            self._forget()
 
-    def _forget(self, engine: str) -> None:
-        if any(each == engine for _, each in (*self._pairs, *self._gone)):
-            return  # it serves another model
-        self._engine.forget(engine)
-        self._info = {place: told for place, told in self._info.items() if place[0] != engine}
+    def _forget(self) -> None:
+        """Those that left too long ago, or before too many others."""
+        old = [pair for pair, since_s in self._gone.items() if since_s <= self._clock_s() - _GONE_S]
+        pairs = {*old, *list(self._gone)[: max(0, len(self._gone) - _MOST_GONE)]}
+        if not pairs:
+            return
+        for pair in pairs:
+            del self._gone[pair]
+        engines = {engine for _, engine in pairs} - {engine for _, engine in (*self._pairs, *self._gone)}
+        for engine in engines:
+            self._engine.forget(engine)
         for series in self._series:
-            series.drop("engine", engine)
+            if series.labels[:2] == _PAIR:
+                series.drop(lambda labels: (labels[0], labels[1]) in pairs or labels[1] in engines)
 
     def engine_info(self, engine: str, kind: str, version: str | None, model: str) -> None:
-        """What the probe learned. A later word on the same engine and model replaces the earlier."""
+        """What the probe learned of an engine that is there. A later word on the same engine and model replaces the earlier."""
+        if (model, engine) not in self._pairs:
+            return
+        self._start(model, engine)
         text = "".join(c for c in (version or "unknown")[:_VERSION_CHARS] if c.isprintable())
-        self._info[self._engine(engine), self._model(model)] = (kind, text)
+        self._info[engine, model] = (kind, text)
 
-    def expose(self, accept: str = "") -> tuple[str, bytes]:
-        """The content type and body of a scrape: OpenMetrics where the scraper takes it, else the text format."""
-        if "application/openmetrics-text" in accept:
-            return OPENMETRICS_TYPE, openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]  # not typed
-        return TEXT_TYPE, generate_latest(self._registry)
+    def expose(self, accept: str = "") -> Written:
+        """A scrape: OpenMetrics where the scraper takes it, else the text format."""
+        return self.copied()(accept)
 
-    def collect(self) -> Iterable[Metric]:
-        """Every metric, for the registry."""
-        for series in self._series:
-            yield series.family()
+    def copied(self) -> Callable[[str], Written]:
+        """The numbers of now, to be written for what a scraper accepts. That takes 10 us a series, in any thread."""
+        self._forget()
+        families = [series.copied() for series in self._series]
+        return partial(_written, families, list(self._gauges()))
+
+    def _gauges(self) -> Iterator[Metric]:
         running: dict[Labels, float] = dict.fromkeys(self._pairs, 0)
         for (model, engine), count in self._inflight.counts.copy().items():
             pair = (self._model(model), self._engine(engine))
@@ -158,6 +195,17 @@ class Metrics:
         self._ended_thoughts = counter(
             "reasoning_budget_reached_total", "Thoughts that the gateway ended, as they had all the tokens allowed.", _PAIR
         )
+        self._attempts = counter("attempts_total", "Times that an engine was asked for an answer.", _PAIR)
+        self._attempt_failures = counter(
+            "attempt_failures_total",
+            "Attempts that ended without an answer, by reason, also where another served.",
+            (*_PAIR, "reason"),
+        )
+        self._retries = counter("retries_total", "Attempts that followed a failure.", ("model",))
+        self._resumes = counter("resumes_total", "Retries that went on with a broken answer.", ("model",))
+        self._refused = counter(
+            "retries_refused_total", "Failures that no attempt followed, by what forbade it.", ("model", "reason")
+        )
         self._queue = histogram("queue_seconds", "Time of one request waiting for a ready engine.", _TTFT_S)
         self._ttft = histogram("time_to_first_token_seconds", "From the body's last byte to the first delta sent.", _TTFT_S)
         self._itl = histogram("inter_token_latency_seconds", "Between the engine's chunks, for each token.", _ITL_S)
@@ -174,22 +222,38 @@ class Metrics:
         self._series.append(made)
         return made
 
-    def _start(self, model: Served, engine: str) -> None:
-        """Makes the series of an engine."""
-        pair = (model.model, engine)
-        places = [(*pair, name) for name in model.formats]
-        for counter in (self._prompt, self._completion, self._cached, self._ended_thoughts):
+    def _start_model(self, model: str) -> None:
+        self._retries.start([(model,)])
+        self._resumes.start([(model,)])
+        self._refused.start((model, why) for why in get_args(Stopped))
+
+    def _start(self, model: str, engine: str) -> None:
+        """Makes the counters of an engine that has none yet. A histogram begins with what is first observed, as it is many
+        series: an engine that was never asked has none."""
+        pair = (model, engine)
+        if pair not in self._unstarted:
+            return
+        self._unstarted.discard(pair)
+        places = [(*pair, name) for name in self._served[model].formats]
+        for counter in (self._prompt, self._completion, self._cached, self._ended_thoughts, self._attempts):
             counter.start([pair])
-        for histogram in (self._queue, self._ttft, self._itl, self._duration, self._stall):
-            histogram.start([pair])
         self._calls.start(places)
         self._with_tools.start(places)
         for counter, starts in (
             (self._requests, [(*pair, *end) for end in product(self._dialects, get_args(Outcome))]),
+            (self._attempt_failures, [(*pair, reason) for reason in _ENGINE_FAILURES]),
             (self._parse, [(*place, kind) for place in places for kind in get_args(FailureKind)]),
         ):
             if len(counter) + len(starts) <= _STARTED_SERIES:
                 counter.start(starts)
+
+    def _attempted(self, event: AttemptStarted) -> None:
+        self._start(event.model, event.engine)
+        model = self._model(event.model)
+        self._attempts.add((model, self._engine(event.engine)))
+        if event.retry:
+            self._retries.add((model,))
+            self._resumes.add((model,), event.why == "resume")
 
     def _finished(self, event: Finished) -> None:
         pair = model, engine = self._model(event.model), self._engine(event.engine)
@@ -214,3 +278,24 @@ class Metrics:
         self._cached.add(pair, event.usage.cached_tokens)
         self._calls.add(place, event.tool_calls)
         self._ended_thoughts.add(pair, event.ended_thoughts)
+
+
+class _Copy:
+    """What one scrape reads, as prometheus_client wants it."""
+
+    def __init__(self, families: Iterable[Callable[[], Metric]], gauges: Iterable[Metric]) -> None:
+        self._families = families
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric."""
+        yield from (made() for made in self._families)
+        yield from self._gauges
+
+
+def _written(families: Iterable[Callable[[], Metric]], gauges: Iterable[Metric], accept: str) -> Written:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Copy(families, gauges))
+    if "application/openmetrics-text" in accept:
+        return OPENMETRICS_TYPE, openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # not typed
+    return TEXT_TYPE, generate_latest(registry)

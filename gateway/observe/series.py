@@ -1,19 +1,17 @@
 """Counters, gauges and histograms as plain numbers under label values, read at a scrape.
 
 prometheus_client's own instruments take a lock and a call for each observation and cannot add one value many times; these are a
-dictionary each, which a worker can also hand to its supervisor. They belong to one thread; a scrape from another sees a copy.
+dictionary each, which a worker can also hand to its supervisor. They belong to one thread; another is handed a copy.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 Labels = tuple[str, ...]
-T = TypeVar("T")
 
 
 class Names:
@@ -63,15 +61,20 @@ class Counter:
     def __len__(self) -> int:
         return len(self._values)
 
-    def drop(self, label: str, value: str) -> None:
-        """Forgets the series that have this value of a label, if it is one of theirs."""
-        self._values = _without(self._values, self.labels, label, value)
+    def drop(self, gone: Callable[[Labels], bool]) -> None:
+        """Forgets the series of these label values."""
+        self._values = {labels: value for labels, value in self._values.items() if not gone(labels)}
 
-    def family(self) -> CounterMetricFamily:
-        """What a scrape reads."""
-        family = CounterMetricFamily(self.name, self.text, labels=self.labels)
-        for labels, value in self._values.copy().items():
-            family.add_metric(labels, value)
+    def copied(self) -> Callable[[], CounterMetricFamily]:
+        """What a scrape reads: the numbers of now, of which any thread may make the metric."""
+        values = list(self._values.items())
+
+        def family() -> CounterMetricFamily:
+            made = CounterMetricFamily(self.name, self.text, labels=self.labels)
+            for labels, value in values:
+                made.add_metric(labels, value)
+            return made
+
         return family
 
 
@@ -90,11 +93,6 @@ class Histogram:
         self._shown = (*(str(float(bound)) for bound in bounds), "+Inf")
         self._values: dict[Labels, _Buckets] = {}
 
-    def start(self, places: Iterable[Labels]) -> None:
-        """Makes these series, at zero."""
-        for labels in places:
-            self._buckets(labels)
-
     def add(self, labels: Labels, value: float) -> None:
         """Observes one value."""
         self.add_all(labels, ((value, 1),))
@@ -108,16 +106,20 @@ class Histogram:
             total += value * times
         buckets.total += total
 
-    def drop(self, label: str, value: str) -> None:
+    def drop(self, gone: Callable[[Labels], bool]) -> None:
         """As for counters."""
-        self._values = _without(self._values, self.labels, label, value)
+        self._values = {labels: buckets for labels, buckets in self._values.items() if not gone(labels)}
 
-    def family(self) -> HistogramMetricFamily:
-        """What a scrape reads."""
-        family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
-        for labels, buckets in self._values.copy().items():
-            steps = list(zip(self._shown, map(float, accumulate(buckets.counts)), strict=True))
-            family.add_metric(labels, steps, buckets.total)
+    def copied(self) -> Callable[[], HistogramMetricFamily]:
+        """As for counters."""
+        values = [(labels, buckets.counts.copy(), buckets.total) for labels, buckets in self._values.items()]
+
+        def family() -> HistogramMetricFamily:
+            made = HistogramMetricFamily(self.name, self.text, labels=self.labels)
+            for labels, counts, total in values:
+                made.add_metric(labels, list(zip(self._shown, map(float, accumulate(counts)), strict=True)), total)
+            return made
+
         return family
 
     def _buckets(self, labels: Labels) -> _Buckets:
@@ -125,13 +127,6 @@ class Histogram:
         if buckets is None:
             buckets = self._values[labels] = _Buckets([0] * len(self._shown))
         return buckets
-
-
-def _without(values: dict[Labels, T], labels: Labels, label: str, value: str) -> dict[Labels, T]:
-    if label not in labels:
-        return values
-    at = labels.index(label)
-    return {place: each for place, each in values.items() if place[at] != value}
 
 
 def gauge(name: str, text: str, labels: Labels, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamily:

@@ -2,7 +2,8 @@
 
 Closed, requests go there. Open, none do until its time is over; each time in a row is longer. Then it is half open: one request
 tries it, and decides. Each request that goes there is a visit, and counts once, while what it was a visit to still stands: one
-that began before the breaker opened says nothing of it later. Times are seconds of any clock that only goes forward.
+that began before the breaker opened says nothing of it later. One that was sent though none should be, where most of a fleet
+fails, says only that the engine serves: that closes it at once. Times are seconds of any clock that only goes forward.
 """
 
 from collections import deque
@@ -10,8 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 BreakerState = Literal["closed", "open", "half_open"]
-
-_ASIDE = -1  # the visit of a request that was sent though none should be: where most of a fleet fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,7 @@ class Breaker:
         self._until_s: float | None = None
         self._trying = False
         self._visit = 0  # the visits that count now
+        self._opened = 0  # the first visit since it last opened
 
     def state(self, now_s: float) -> BreakerState:
         """What it is at this time."""
@@ -57,11 +57,12 @@ class Breaker:
         return sum(self._last) / len(self._last) if self._last else 0.0
 
     def started(self, now_s: float) -> int:
-        """A request goes there, which is the trial of a breaker that is half open. Its visit, for what becomes of it."""
+        """A request goes there, which is the trial of a breaker that is half open. Its visit, for what becomes of it; of one that
+        none asked for, below 0."""
         if self._until_s is None:
             return self._visit
         if not self.admits(now_s):
-            return _ASIDE
+            return -self._visit
         self._trying = True
         self._visit += 1
         return self._visit
@@ -74,14 +75,15 @@ class Breaker:
     def heard(self, visit: int) -> None:
         """The engine answers: that of a trial closes it, however long the answer is going to be."""
         if visit == self._visit and self._trying:
-            self._trying = False
-            self._until_s = None
-            self._last.clear()
+            self._close()
 
     def succeeded(self, visit: int) -> None:
         """The request was served."""
         self.heard(visit)
-        if visit == self._visit:
+        aside = visit < 0 and -visit >= self._opened and self._until_s is not None
+        if aside:
+            self._close()
+        if aside or visit == self._visit:
             self._in_a_row = self._unreached = 0
             self._last.append(False)
             if len(self._last) == self._rules.window:
@@ -109,9 +111,15 @@ class Breaker:
             self._in_a_row >= rules.failures or self._unreached >= rules.unreached or (enough and self.failing >= rules.failing)
         )
 
+    def _close(self) -> None:
+        self._trying = False
+        self._until_s = None
+        self._last.clear()
+
     def _open(self, now_s: float) -> None:
         self._until_s = now_s + min(self._rules.open_s * 2.0**self._openings, self._rules.most_open_s)
         self._openings = min(self._openings + 1, 32)
         self._in_a_row = self._unreached = 0
         self._trying = False
         self._visit += 1
+        self._opened = self._visit

@@ -7,9 +7,10 @@ Request ids are unique, made by the gateway: an id that a client chose would let
 from collections import deque
 from types import MappingProxyType
 
-from gateway.events import AttemptFailed, AttemptStarted, ClientGone, Event, Finished
+from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, Event, Finished
 
 Place = tuple[str, str]  # model, engine
+_Run = tuple[Place, int]  # and the number of the attempt, of all
 
 
 class InFlight:
@@ -20,8 +21,11 @@ class InFlight:
     """
 
     def __init__(self, remembered: int = 4096) -> None:
-        self._attempts: dict[str, dict[int, Place | None]] = {}  # None: closed
+        self._attempts: dict[str, dict[int, _Run | None]] = {}  # None: closed
         self._counts: dict[Place, int] = {}
+        self._opened = 0
+        self._moved: dict[Place, int] = {}  # the last attempt on what was under this name before
+        self._former: dict[Place, int] = {}  # how many run there
         self._over: set[str] = set()
         self._order: deque[str] = deque()
         self._remembered = remembered
@@ -31,7 +35,7 @@ class InFlight:
         match event:
             case AttemptStarted():
                 self._open(event)
-            case AttemptFailed() | ClientGone():
+            case AttemptFailed() | AttemptServed() | ClientGone():
                 if event.request_id not in self._over:
                     self._close(self._attempts.setdefault(event.request_id, {}), event.attempt)
             case Finished():
@@ -40,12 +44,20 @@ class InFlight:
                 pass
 
     def count(self, model: str, engine: str) -> int:
-        """Attempts that run now for this model on this engine."""
-        return self._counts.get((model, engine), 0)
+        """Attempts that run now for this model on this engine; not those on another that had its name before."""
+        place = (model, engine)
+        return self._counts.get(place, 0) - self._former.get(place, 0)
+
+    def moved(self, model: str, engine: str) -> None:
+        """The engine of this name is another from now on."""
+        place = (model, engine)
+        if running := self._counts.get(place):
+            self._moved[place] = self._opened
+            self._former[place] = running
 
     @property
     def counts(self) -> MappingProxyType[Place, int]:
-        """A read-only view by (model, engine); what is not in it is zero."""
+        """A read-only view by (model, engine), whatever had the name; what is not in it is zero."""
         return MappingProxyType(self._counts)
 
     def _open(self, event: AttemptStarted) -> None:
@@ -55,19 +67,21 @@ class InFlight:
         if event.attempt in attempts:
             return
         place = (event.model, event.engine)
-        attempts[event.attempt] = place
+        self._opened += 1
+        attempts[event.attempt] = (place, self._opened)
         self._counts[place] = self._counts.get(place, 0) + 1
 
-    def _close(self, attempts: dict[int, Place | None], attempt: int) -> None:
-        place = attempts.get(attempt)
+    def _close(self, attempts: dict[int, _Run | None], attempt: int) -> None:
+        run = attempts.get(attempt)
         attempts[attempt] = None
-        if place is None:
+        if run is None:
             return
-        left = self._counts[place] - 1
-        if left:
-            self._counts[place] = left
-        else:
-            del self._counts[place]
+        place, number = run
+        _less(self._counts, place)
+        if number <= self._moved.get(place, 0):
+            _less(self._former, place)
+            if place not in self._former:
+                del self._moved[place]
 
     def _finish(self, request_id: str) -> None:
         attempts = self._attempts.pop(request_id, {})
@@ -79,3 +93,11 @@ class InFlight:
         self._order.append(request_id)
         if len(self._order) > self._remembered:
             self._over.discard(self._order.popleft())
+
+
+def _less(counts: dict[Place, int], place: Place) -> None:
+    left = counts[place] - 1
+    if left:
+        counts[place] = left
+    else:
+        del counts[place]

@@ -38,9 +38,6 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, one: T) -> bool:
-        return one in self._places
-
     def count(self, model: str) -> int:
         """How many wait for this model."""
         return self._counts.get(model, 0)

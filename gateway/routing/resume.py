@@ -21,7 +21,7 @@ _PREFILL_S = 1e-4  # a token, where nothing else is known
 @dataclass(frozen=True, slots=True)
 class Cut:
     """An answer whose engine broke off. `kept`: all that is needed to go on is known. `same_penalties`: the penalties that count
-    a prompt's tokens as they do the answer's."""
+    a prompt's tokens as they do the answer's. `ended`: its engine made a stop id and went on."""
 
     request: GenerateRequest
     constrained: bool
@@ -31,6 +31,7 @@ class Cut:
     resumes: int
     left_s: float
     same_penalties: Collection[str] = ()
+    ended: bool = False
 
 
 def objection(cut: Cut, *, on: bool = True) -> Objection | None:
@@ -45,6 +46,8 @@ def objection(cut: Cut, *, on: bool = True) -> Objection | None:
         return "penalties"
     if not cut.takes_ids:
         return "ids"
+    if cut.ended:
+        return "ended"
     if not cut.kept:
         return "too_long"
     if cut.resumes >= MOST_RESUMES:

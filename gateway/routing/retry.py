@@ -1,13 +1,15 @@
 """What a failed attempt allows: another engine, or nothing.
 
 Before its first byte an answer may be begun anew on another engine; after it, only gone on with exactly (`resume`). A request
-that took down two engines is not given to a third.
+that took down two engines is not given to a third, for whichever of its answers.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.errors import (
+    BadRequest,
+    ContextTooLong,
     EngineBroke,
     EngineDiffers,
     EngineError,
@@ -34,7 +36,7 @@ def blame(error: GatewayError) -> Blame:
     if isinstance(error, EngineUnreachable) or (isinstance(error, EngineTimeout) and error.stage == "connect"):
         return "unreached"
     if isinstance(error, EngineRefused):
-        if error.status == 429 or (error.status == 503 and error.wait_s is not None):
+        if error.status in _TRY_ELSEWHERE or (error.status == 503 and error.wait_s is not None):
             return "busy"
         return "engine" if error.status >= 500 else "none"
     if isinstance(error, EngineTimeout):
@@ -51,10 +53,18 @@ def elsewhere(error: GatewayError) -> bool:
     return isinstance(error, EngineError)
 
 
-def deadly(error: GatewayError, after_s: float) -> bool:
-    """Whether the request may have taken the engine down: it was gone within a second, or out of memory."""
+def refuses(error: GatewayError) -> bool:
+    """Whether the engine says that the request is wrong."""
+    if isinstance(error, EngineRefused):
+        return error.status < 500 and error.status not in _TRY_ELSEWHERE
+    return isinstance(error, BadRequest | ContextTooLong)
+
+
+def deadly(error: GatewayError, after_s: float, *, begun: bool = False) -> bool:
+    """Whether the request may have taken the engine down: it was gone within a second, or in the middle of the answer that was
+    `begun`, or out of memory."""
     if isinstance(error, EngineGone):
-        return after_s <= DEADLY_S
+        return begun or after_s <= DEADLY_S
     return isinstance(error, EngineRefused | EngineBroke) and error.out_of_memory
 
 
@@ -73,22 +83,34 @@ class RetryRules:
 
 @dataclass(slots=True)
 class Tries:
-    """The attempts of one answer."""
+    """The attempts of one answer. `deaths` are the engines that its request may have taken down, whichever of its answers they
+    made. `unable` are kinds of engines that lack what it asks for: they were asked nothing."""
 
     failed: list[str] = field(default_factory=list)  # engines
     resumes: int = 0
-    deaths: int = 0
+    deaths: set[str] = field(default_factory=set)
+    unable: set[str] = field(default_factory=set)
+    first: GatewayError | None = None  # that an engine failed with
     wait_s: float | None = None  # when the first engine that had no room may have some
 
-    def after(self, engine: str, error: GatewayError, after_s: float, rules: RetryRules) -> Stopped | None:
-        """Counts a failure. Why nothing may follow it; None where another engine may be tried."""
+    def after(
+        self, engine: str, error: GatewayError, after_s: float, rules: RetryRules, *, begun: bool = False, resumed: bool = False
+    ) -> Stopped | None:
+        """Counts a failure of an answer that was `begun`, or that this engine was to go on with (`resumed`). Why nothing may
+        follow it; None where another engine may be tried."""
         self.failed.append(engine)
+        self.first = self.first or error
         if isinstance(error, EngineRefused) and error.wait_s is not None:
             self.wait_s = error.wait_s if self.wait_s is None else min(self.wait_s, error.wait_s)
-        if not elsewhere(error):
+        if not elsewhere(error) and not (resumed and refuses(error)):
             return "final"
-        if deadly(error, after_s):
-            self.deaths += 1
-            if self.deaths >= MOST_DEADLY:
-                return "poison"
+        if deadly(error, after_s, begun=begun):
+            self.deaths.add(engine)
+        if len(self.deaths) >= MOST_DEADLY:
+            return "poison"
         return "attempts" if len(self.failed) >= rules.attempts else None
+
+    def told(self, error: GatewayError, *, resumed: bool = False) -> GatewayError:
+        """What the client is told of a failure that nothing follows. What an engine that was to go on with an answer has against
+        the request is not the client's fault, as another had taken it: the first failure is."""
+        return self.first if resumed and refuses(error) and self.first is not None else error

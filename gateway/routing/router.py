@@ -68,16 +68,31 @@ class Router:
         self.cancelled(query.request, now_s)
         field = eligible(view, avoid=query.avoid, weights=query.weights)
         if not field.engines:
-            return Choice(None, "none", view.engines, field.wait_s)
+            return Choice(None, "none", view.engines, field.wait_s, field.returns, field.full)
         bid, why = self._pick(query, view, field, now_s)
         found = bid.terms
         cached_tokens = bid.cached_tokens
         ttft_s = found.wait_s + found.memory_s + found.prefill_s
         if why == "cheapest" and query.patient and self._had_better_wait(bid):
-            return Choice(None, "hold", view.engines, None, True, cached_tokens, found.prefill_s, ttft_s, found)
+            return Choice(
+                None,
+                "hold",
+                view.engines,
+                hold=True,
+                cached_tokens=cached_tokens,
+                prefill_s=found.prefill_s,
+                ttft_s=ttft_s,
+                terms=found,
+            )
         self._charge(query, bid, now_s)
         return Choice(
-            bid.engine.id, field.why(bid.engine, why), view.engines, None, False, cached_tokens, found.prefill_s, ttft_s, found
+            bid.engine.id,
+            field.why(bid.engine, why),
+            view.engines,
+            cached_tokens=cached_tokens,
+            prefill_s=found.prefill_s,
+            ttft_s=ttft_s,
+            terms=found,
         )
 
     def first_token(self, request: str, now_s: float, cached_tokens: int | None = None) -> None:

@@ -8,9 +8,11 @@ class EngineView:
     """One engine.
 
     `ready` is what probes say; `draining`: it takes no new requests; `ejected`: its breaker is open; `rests_s` are the seconds
-    until it wants to be asked again. `running` counts the attempts of ours on it now, of at most `most_running` (None: it queues
-    itself). `share` (0 to 1] is how much of an engine's part it gets while it warms up; `failing` the share of its last requests
-    that failed. Engines with the same `weights` answer alike. `context_tokens` is None until it has said it.
+    until it wants to be asked again; `shy`: it just had no room, and did not say until when. `running` counts the attempts of
+    ours on it now, of at most `most_running` (None: it queues itself). `share` (0 to 1] is how much of an engine's part it gets
+    while it warms up; `failing` the share of its last requests that failed. Engines with the same `weights` answer alike.
+    `context_tokens` is None until it has said it. `returning`: it has just lost a connection, and may be back as soon as it is
+    asked.
     """
 
     id: str
@@ -24,6 +26,8 @@ class EngineView:
     share: float = 1.0
     failing: float = 0.0
     weights: str = ""
+    returning: bool = False
+    shy: bool = False
 
     @property
     def usable(self) -> bool:
@@ -46,12 +50,3 @@ class FleetView:
     def ready(self) -> bool:
         """Whether any engine can serve."""
         return any(engine.usable for engine in self.engines)
-
-    @property
-    def room(self) -> int | None:
-        """How many more requests the engines may have now; None where one of them queues itself."""
-        usable = [engine for engine in self.engines if engine.usable and not engine.rests_s]
-        limits = [engine.most_running for engine in usable]
-        if None in limits:
-            return None
-        return sum(max((engine.most_running or 0) - engine.running, 0) for engine in usable)

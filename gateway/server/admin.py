@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import structlog
-from fastapi import FastAPI, Header, Query
+from fastapi import Depends, FastAPI, Query
 from yarl import URL
 
 from engines.base import EngineInfo
@@ -18,10 +18,9 @@ from gateway.observe.explain import KEPT_REQUESTS, Explain, RequestStory
 from gateway.observe.redact import Redactor
 from gateway.routing.breaker import BreakerState
 from gateway.routing.view import EngineView
+from gateway.server.site import OwnSite
 
 _log = structlog.get_logger("interlock.admin")
-
-_Site = Annotated[str | None, Header(include_in_schema=False)]
 
 _TEXT_CHARS = 256  # of what an engine says of itself
 
@@ -80,11 +79,12 @@ class Explanations:
     requests: list[RequestStory]
 
 
-def add_admin(api: FastAPI, registry: Registry, explain: Explain) -> None:
-    """`/fleet`, `/fleet/{id}/drain` and `/explain`."""
-    _add_fleet(api, registry)
+def add_admin(api: FastAPI, registry: Registry, explain: Explain, site: OwnSite) -> None:
+    """`/fleet`, `/fleet/{id}/drain` and `/explain`, for what `site` lets through."""
+    asked = [Depends(site.asked)]
+    _add_fleet(api, registry, site)
 
-    @api.get("/explain", summary="What happened to requests: where each attempt went, why, and how it ended")
+    @api.get("/explain", dependencies=asked, summary="What happened to requests: where each attempt went, why, and how it ended")
     async def explained(
         request_id: Annotated[str | None, Query(description="One request, which may still run: its `x-request-id`")] = None,
         last: Annotated[str | None, Query(description=f"The last so many that are over: 1 to {KEPT_REQUESTS}")] = None,
@@ -103,7 +103,10 @@ def add_admin(api: FastAPI, registry: Registry, explain: Explain) -> None:
         return Explanations([story])
 
 
-def _add_fleet(api: FastAPI, registry: Registry) -> None:
+def _add_fleet(api: FastAPI, registry: Registry, site: OwnSite) -> None:
+    path = "/fleet/{engine_id:path}/drain"
+    asked, changed = [Depends(site.asked)], [Depends(site.changed)]
+
     def entries(members: Collection[Member]) -> list[EngineEntry]:
         redact = Redactor(each.api_key for each in registry.members.values() if each.api_key).text
         views = {view.id: view for model in {each.model for each in members} for view in registry.view(model).engines}
@@ -118,25 +121,17 @@ def _add_fleet(api: FastAPI, registry: Registry) -> None:
             _log.info("engine drains: it gets no new requests" if on else "engine drains no more", engine=engine_id)
         return entries([member])[0]
 
-    @api.get("/fleet", summary="The engines as they stand")
+    @api.get("/fleet", dependencies=asked, summary="The engines as they stand")
     async def fleet() -> Fleet:
         return Fleet(entries(registry.members.values()))
 
-    @api.post("/fleet/{engine_id:path}/drain", summary="The engine gets no new requests; those that run on it go on")
-    async def begin(engine_id: str, sec_fetch_site: _Site = None) -> EngineEntry:
-        _of_no_other_site(sec_fetch_site)
+    @api.post(path, dependencies=changed, summary="The engine gets no new requests; those that run on it go on")
+    async def begin(engine_id: str) -> EngineEntry:
         return drain(engine_id, True)
 
-    @api.delete("/fleet/{engine_id:path}/drain", summary="The engine gets new requests again")
-    async def end(engine_id: str, sec_fetch_site: _Site = None) -> EngineEntry:
-        _of_no_other_site(sec_fetch_site)
+    @api.delete(path, dependencies=changed, summary="The engine gets new requests again")
+    async def end(engine_id: str) -> EngineEntry:
         return drain(engine_id, False)
-
-
-def _of_no_other_site(site: str | None) -> None:
-    """Browsers send what any page asks of them, also to ports that only this machine reaches; they say whose page it was."""
-    if site not in (None, "same-origin", "none"):
-        raise BadRequest("A page of another site may not do this.", param="sec-fetch-site")
 
 
 def _entry(registry: Registry, member: Member, view: EngineView, redact: Callable[[str], str]) -> EngineEntry:

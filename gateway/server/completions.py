@@ -5,6 +5,7 @@ Each request gets an id, ends in exactly one outcome and emits exactly one `Fini
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -191,7 +192,7 @@ class _Exchange:
         self._status = error.status
         extra: tuple[Header, ...] = ()
         if error.retry_after_s is not None:
-            extra += ((b"retry-after", b"%d" % max(1, round(error.retry_after_s))),)
+            extra += ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))),)
         unread = isinstance(error, BodyTooLarge | BodyTimeout | UnsupportedEncoding) or error.reason == "overloaded"
         if unread and _CLOSES[0] not in client.headers:
             extra += _CLOSES  # the rest of the body is not read

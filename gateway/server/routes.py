@@ -4,7 +4,7 @@ A hot path skips FastAPI's routing, which costs half as much again a request (an
 in its OpenAPI document.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -29,7 +29,7 @@ from gateway.model import Model
 from gateway.server.schemas import described, schema_of
 from gateway.wire.jsonio import decode, encode
 
-Expose = Callable[[str], tuple[str, bytes]]
+Expose = Callable[[str], Awaitable[tuple[str, bytes]]]
 _TELLING = frozenset({"/health", "/ready", "/metrics"})
 
 
@@ -99,8 +99,10 @@ class Closing:
         await Response(self._body, 503, {"retry-after": "1"}, JSON_TYPE.decode())(scope, receive, send)
 
 
-def operations(registry: Registry, models: tuple[Model, ...], condition: Condition, expose: Expose | None) -> FastAPI:
-    """`/health`, `/ready` and, where `expose` is given, `/metrics`."""
+def operations(
+    registry: Registry, models: tuple[Model, ...], condition: Condition, expose: Expose | None, *, to_operators: bool
+) -> FastAPI:
+    """`/health`, `/ready` and, where `expose` is given, `/metrics`. `to_operators`: it names engines, paths and hosts too."""
     api = FastAPI(title="Interlock", version=version("interlock"), docs_url="/docs", redoc_url=None, redirect_slashes=False)
 
     @api.head("/health", include_in_schema=False)
@@ -112,24 +114,26 @@ def operations(registry: Registry, models: tuple[Model, ...], condition: Conditi
     @api.get("/ready", summary="Can serve: each model is served and has a ready engine, and no drain is on")
     async def ready() -> JSONResponse:
         engines = {m.name: {e.id: e.usable for e in registry.view(m.name).engines} for m in models}
+        models_fit = {name: any(each.values()) for name, each in engines.items()}
         closed = {m.name: m.closed for m in models if m.closed is not None}
-        able = not condition.draining and not closed and all(any(states.values()) for states in engines.values())
+        able = not condition.draining and not closed and all(models_fit.values())
         status = "draining" if condition.draining else "ready" if able else "not ready"
         problems = {
-            name: {engine: registry.problem(engine) or "draining" for engine, fit in states.items() if not fit}
-            for name, states in engines.items()
+            name: {engine: registry.problem(engine) or "draining" for engine, fit in each.items() if not fit}
+            for name, each in engines.items()
         }
-        told = {name: those for name, those in problems.items() if those}
-        body = {"status": status, "engines": engines, "problems": told, "not_served": closed}
+        told = {name: those if to_operators else sorted(set(those.values())) for name, those in problems.items() if those}
+        states = {"engines": engines} if to_operators else {"models": models_fit}
+        body = {"status": status, **states, "problems": told, "not_served": closed}
         if troubles := condition.troubles():  # what was known before stays, so that it can serve all the same
-            body["reload"] = troubles
+            body["reload"] = troubles if to_operators else list(troubles)
         return JSONResponse(body, 200 if able else 503)
 
     if expose is not None:
 
         @api.get("/metrics", summary="Prometheus metrics")
         async def metrics(request: Request) -> Response:
-            kind, body = expose(request.headers.get("accept", ""))
+            kind, body = await expose(request.headers.get("accept", ""))
             return Response(body, headers={"content-type": kind})
 
     return api

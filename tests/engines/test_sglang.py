@@ -163,6 +163,49 @@ def test_the_last_id_is_none_of_the_answers_where_it_can_have_ended_the_turn(
     assert (last.ids, last.stop_id, last.tokens) == (before, stop_id, len(ids))
 
 
+def sent(events: list[tuple[list[int], dict[str, object] | None]], *, new: bool) -> list[object]:
+    """These ids, event by event, as either way to stream has them."""
+    seen: list[int] = []
+    found: list[object] = []
+    for ids, end in events:
+        seen = [*seen, *ids]
+        found.append(said(ids if new else seen, len(seen), end))
+    return found
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_stop_id_without_a_reason_is_the_end_where_nothing_follows(new: bool) -> None:
+    ended = Chunk(tokens=2, ids=(6,), stop_id=STOP, finish="stop", usage=Usage(5, 3, 4))
+    events = sent([([5], None), ([6, STOP], None)], new=new)
+    cut = reader_for()
+    assert fed(*events, reader=cut)[1:] == [None]
+    assert (cut.ended(), cut.done) == (ended, False)
+    assert fed(*events, DONE)[1:] == [None, ended]
+    assert fed(*events, *sent([([5], None), ([6, STOP], None), ([], stopped(STOP))], new=new)[2:], DONE)[1:] == [
+        None,
+        None,
+        ended,
+    ]
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_stop_id_that_others_follow_is_one_of_the_answers(new: bool) -> None:
+    events = sent([([5], None), ([6, STOP], None), ([], None), ([7], None), ([STOP], LENGTH)], new=new)
+    _, *chunks = fed(*events, DONE)
+    assert chunks[:2] == [None, None]
+    assert chunks[2] == Chunk(tokens=3, ids=(6, STOP, 7), usage=Usage(5, 3, 4))  # as it was told when they were held
+    assert chunks[-1] == Chunk(tokens=1, ids=(), stop_id=STOP, finish="length", usage=Usage(5, 5, 4))
+    with pytest.raises(EngineBroke, match="without saying why"):
+        fed(*events[:-1], DONE)
+
+
+def test_the_first_event_tells_what_was_cached_though_it_was_held() -> None:
+    *_, chunk = fed(said([STOP], 1), said([STOP, 5], 2))
+    assert chunk is not None
+    assert chunk.usage is not None
+    assert chunk.usage.cached_tokens == 4
+
+
 def test_after_the_end_nothing_is_read() -> None:
     reader = reader_for()
     fed(*NEW, reader=reader)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engines.base import Chunk, EngineInfo, EngineLoad, TokenLogprob, Work
@@ -375,6 +376,56 @@ def test_a_rank_is_told_in_a_header_and_no_rank_is_not() -> None:
     assert Vllm().call(work()).headers == {}
     assert Vllm().call(work(rank=0)).headers == {"X-data-parallel-rank": "0"}
     assert Vllm().call(work(rank=3)).body == Vllm().call(work()).body
+
+
+ENDED = Chunk(tokens=2, ids=(5,), stop_id=STOP, finish="stop")
+
+
+def test_a_stop_id_without_a_reason_is_the_end_where_nothing_follows() -> None:
+    usage = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    assert fed(token(5, STOP), b"[DONE]") == [None, ENDED]
+    assert fed(token(5, STOP), usage, b"[DONE]") == [None, None, replace_usage(ENDED, Usage(5, 2, 0))]
+    assert fed(token(5, STOP), token(), {"choices": []}, b"[DONE]") == [None, None, None, ENDED]
+    assert fed(token(5, STOP), token(finish="stop"), b"[DONE]") == [None, None, ENDED]
+    cut = reader_for(None)
+    assert cut.ended() is None
+    assert cut.chunk(SseEvent(json.dumps(token(5, STOP)).encode())) is None
+    assert (cut.ended(), cut.done) == (ENDED, False)
+
+
+def replace_usage(chunk: Chunk, usage: Usage) -> Chunk:
+    return msgspec.structs.replace(chunk, usage=usage)
+
+
+def test_a_stop_id_that_others_follow_is_one_of_the_answers() -> None:
+    whole = Chunk(tokens=3, ids=(5, STOP, 6))
+    assert fed(token(5, STOP), token(6)) == [None, whole]
+    assert fed(token(5, STOP), token(), token(6)) == [None, None, whole]
+    assert fed(token(STOP, 5)) == [Chunk(tokens=2, ids=(STOP, 5))]
+    assert fed(token(5, STOP), token(6, STOP), token(7)) == [None, None, Chunk(tokens=5, ids=(5, STOP, 6, STOP, 7))]
+    with pytest.raises(EngineBroke, match="without saying why"):
+        fed(token(5, STOP), token(6), b"[DONE]")
+
+
+def test_a_stop_id_at_the_limit_is_the_end_of_the_turn() -> None:
+    reader = Vllm().reader(work(stop_ids=frozenset({STOP}), max_tokens=2))
+    assert reader.chunk(SseEvent(json.dumps(token(5, STOP)).encode())) is None
+    assert reader.chunk(SseEvent(b"[DONE]")) == ENDED
+
+
+def test_what_was_held_keeps_its_log_probabilities() -> None:
+    def event(id_: int) -> SseEvent:
+        logprobs = {"token_logprobs": [-id_ / 2], "top_logprobs": [{f"token_id:{id_}": -id_ / 2}]}
+        choice = {"index": 0, "text": "", "token_ids": [id_], "finish_reason": None, "logprobs": logprobs}
+        return SseEvent(json.dumps({"choices": [choice]}).encode())
+
+    reader = reader_for(1)
+    assert reader.chunk(event(STOP)) is None
+    ended, more = reader.ended(), reader.chunk(event(6))
+    assert ended is not None
+    assert more is not None
+    assert [entry.id for entry in ended.logprobs] == [STOP]
+    assert [(entry.id, entry.logprob) for entry in more.logprobs] == [(STOP, -1.5), (6, -3.0)]
 
 
 def cache_info(engine: int, **labels: object) -> str:

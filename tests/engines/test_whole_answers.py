@@ -52,9 +52,9 @@ def completions(**changed: Any) -> dict[str, Any]:
     return {"id": "c", "object": "text_completion", "choices": [{"finish_reason": "stop", **choice}], "usage": USAGE}
 
 
-def sglang(end: dict[str, Any] | None) -> dict[str, Any]:
+def sglang(end: dict[str, Any] | None, last: int = STOP) -> dict[str, Any]:
     meta = {"id": "r", "finish_reason": end, "prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 4}
-    return {"text": "Hi", "output_ids": [8, 9, STOP], "meta_info": meta}
+    return {"text": "Hi", "output_ids": [8, 9, last], "meta_info": meta}
 
 
 def test_llamacpp_has_the_ids_too_and_the_end_without_its_text() -> None:
@@ -128,11 +128,20 @@ def test_what_is_no_answer_is_a_broken_engine(engine: Engine, body: bytes) -> No
     ("engine", "answer"),
     [
         (LlamaCpp(), llamacpp(stop=False)),
-        (Vllm(), completions(finish_reason=None)),
+        (Vllm(), completions(finish_reason=None, token_ids=[8, 9, 10])),
         (TrtLlm(), completions(token_ids=None)),
-        (Sglang(), sglang(None)),
+        (Sglang(), sglang(None, 10)),
     ],
 )
 def test_one_that_does_not_say_why_it_ended_may_be_cut(engine: Engine, answer: Any) -> None:
     with pytest.raises(EngineBroke):
         whole(engine, answer)
+
+
+@pytest.mark.parametrize(
+    ("engine", "answer"),
+    [(Vllm(), completions(finish_reason=None)), (TrtLlm(), completions(finish_reason=None)), (Sglang(), sglang(None))],
+)
+def test_the_end_of_the_turn_needs_no_reason(engine: Engine, answer: Any) -> None:
+    (chunk,) = whole(engine, answer)
+    assert (chunk.ids, chunk.stop_id, chunk.tokens, chunk.finish, chunk.usage) == ((8, 9), STOP, 3, "stop", Usage(5, 3, 4))

@@ -4,6 +4,7 @@ A prompt asks with `[[chaos:reset_mid_stream after=3 only=a]]`. Values are numbe
 
 - `only=a`: only the engine of this name has it;
 - `times=2`: only the first so many requests with this very marker (or since this very admin call) have it;
+- `whole=1`: what the answer's body has, it has in one piece;
 - `every=2`: each second such request has it, the first one first.
 """
 
@@ -26,8 +27,10 @@ BEFORE_HEADERS = {
 STATUS = {
     "400": "the request is wrong",
     "404": "the model is not there",
+    "408": "it took too long",
+    "421": "not for this engine",
     "422": "the request cannot be read",
-    "429": "too busy; `retry_after` (2) seconds, as a date with `date=1`",
+    "429": "too busy; `retry_after` (2) seconds, as a date with `date=1`, or `none`",
     "500": "a failure",
     "503": "cannot serve; `retry_after` and `date` as 429",
     "context_length": "400: the prompt is too long, in the engine's own words",
@@ -76,7 +79,7 @@ MID_STREAM = {
 ENDINGS = {
     "no_done": "no end mark; the HTTP body ends (vLLM: no `[DONE]`)",
     "close_after_done": "FIN after the end mark, in the middle of the HTTP body",
-    "no_finish": "the end mark, but no event that says why it ended",
+    "no_finish": "the end mark, but no event that says why it ended; with `cut=1` FIN for the end mark (vLLM)",
     "half_done": "half of the last event (vLLM: of `[DONE]`), then FIN",
     "done_no_close": "all of it, but the HTTP body does not end",
     "data_after_done": "another token after the end mark",

@@ -296,7 +296,7 @@ class FaultEngine:
             return True
         status = _STATUSES.get(chosen.mode) or int(chosen.mode)
         extra = []
-        if status in (429, 503):
+        if status in (429, 503) and chosen.given.get("retry_after") != "none":
             after_s = chosen.number("retry_after", 2)
             extra = [("retry-after", formatdate(time() + after_s, usegmt=True) if "date" in chosen.given else f"{after_s:g}")]
         words = f"{key}: CUDA out of memory" if chosen.mode == "oom_500" else key

@@ -51,7 +51,8 @@ class Streaming:
         self._mode = fault.mode
         self._key = key
         self._token_s = fault.number("s", 0.05) if fault.mode == "slow" else token_s
-        self._held: list[bytes] | None = [] if fault.mode in ("coalesce", "content_length_short") else None
+        held = fault.mode in ("coalesce", "content_length_short") or fault.number("whole", 0) > 0
+        self._held: list[bytes] | None = [] if held else None
         self._begun = False  # a byte order mark comes once
         self._loop = asyncio.get_running_loop()
 
@@ -149,6 +150,9 @@ class Streaming:
         match self._mode:
             case "half_done":
                 await self._half(last)
+                return False
+            case "no_finish" if self._fault.number("cut", 0):
+                await self._settle()
                 return False
             case "no_done" if last.role == "done":
                 return await self._whole()

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.faults
 SLACK = 5
 KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
 DEPTH = sample("interlock_queue_depth", model="m")
+IN_FLIGHT_A = sample("interlock_inflight_requests", model="m", engine="a")
 HELD = "[[tokens=40]][[chaos:slow s=0.05]] held"
 
 
@@ -81,6 +82,50 @@ async def test_no_burst_passes_the_bound_of_an_engine_and_all_are_answered(no_le
         assert all(answer.done for answer in answers), [answer.error for answer in answers if answer.error]
         assert {engine.most_running for engine in place.engines.values()} == {2}
         assert len(place.seen) == 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_an_engine_that_died_was_at_waits_for_room_on_the_other(no_leaks: NoLeaks, kind: Kind) -> None:
+    """One of those that wait leaves, and costs nothing; a request that is new comes after them."""
+    async with fleet(no_leaks, kind, 2, engine={"most_running": 4}) as place:
+        a, b = place.engines["a"], place.engines["b"]
+        async with contextlib.AsyncExitStack() as stack:
+            texts = [f"[[tokens=40]][[chaos:slow s=0.05]] {number}" for number in range(8)]
+            clients = [await stack.enter_async_context(connected(place.served.url)) for _ in texts]
+            answers = [Answer() for _ in texts]
+            for client, answer, text in zip(clients, answers, texts, strict=True):
+                await client.send(place.request(text))
+                await client.read(answer, until=b"data: ")
+            assert (a.running, b.running) == (4, 4)
+            await a.fall()
+            await place.served.settled(IN_FLIGHT_A, 0)
+            clients[0].leave(reset=True)  # the first of every two is on a
+            new = asyncio.create_task(super(Fleet, place).ask("new"))
+            async with asyncio.timeout(LIMIT_S):
+                for number in range(1, 8):
+                    await clients[number].read(answers[number])
+            assert (await new).done
+        assert [answer.error for answer in answers[1:]] == [None] * 7
+        assert all(answer.done for answer in answers[1:])
+        assert b.most_running == 4
+        assert len(b.seen) == 4 + 3 + 1
+        assert min(b.seen, key=lambda seen: len(seen.prompt)) is b.seen[-1], "what is new comes last"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_answers_of_one_request_run_as_there_is_room_beside_those_of_others(no_leaks: NoLeaks, kind: Kind) -> None:
+    async with fleet(no_leaks, kind, 1, engine={"most_running": 2}) as place, held(place) as (client, answer):
+        many = asyncio.create_task(super(Fleet, place).ask("[[tokens=4]][[chaos:slow s=0.02]] many", n=8, stream=False))
+        async with asyncio.timeout(LIMIT_S):
+            while len(place.seen) < 2:  # it has begun, though there is room for one of its answers only
+                await asyncio.sleep(0.01)
+        short = await super(Fleet, place).ask("[[tokens=2]] short")
+        assert short.done
+        assert not many.done(), "it was over too soon to tell"
+        assert (await many).status == 200
+        assert place.engine.most_running == 2
+        assert len(place.seen) == 10
+        assert await ended(place, client, answer)
 
 
 async def test_a_full_queue_is_told_with_a_time_that_follows_its_pace(no_leaks: NoLeaks) -> None:
@@ -154,15 +199,29 @@ async def test_e23_where_all_rest_nothing_waits_and_the_smallest_rest_is_told(no
 
 
 async def test_under_pressure_a_broken_answer_is_not_gone_on_with(no_leaks: NoLeaks) -> None:
-    level = [0.0]
-    async with fleet(no_leaks, "vllm", 2, timeouts=QUICK) as place:
-        place.served.gateway.pressure.add("test", lambda: level[0])
+    async with fleet(no_leaks, "vllm", 2, timeouts=QUICK, limits={"inflight_requests": 100}) as place:
+        pressure = place.served.gateway.pressure
         for mode, number in itertools.product(("reset_mid_stream after=3", "500"), range(2)):
-            level[0] = 0.8 * number
+            pressure.requests += 80 * number
             answer = await place.ask(f"[[tokens=8]][[chaos:{mode} only=a]] {number}")
             assert place.record["attempts"] == 2 - number
             assert answer.done is (number == 0), answer.error
+            pressure.requests -= 80 * number
             await place.ready()
+
+
+async def test_a_full_queue_loses_no_broken_answer(no_leaks: NoLeaks) -> None:
+    """The queue of all models says nothing of what the other engine can go on with, and closes nobody's connection."""
+    async with fleet(no_leaks, "vllm", 2, engine={"most_running": 4}, limits={"queue_requests": 2}) as place:
+        texts = [f"[[tokens=60]][[chaos:slow s=0.05]] {number}" for number in range(10)]
+        asked = [asyncio.create_task(super(Fleet, place).ask(text)) for text in texts]
+        await place.served.settled(DEPTH, 2)
+        metrics = await place.served.metrics()
+        assert (metrics["interlock_queue_fill[]"], metrics["interlock_pressure[]"] < 0.8) == (1.0, True)
+        await place.engines["a"].fall()
+        answers = await asyncio.gather(*asked)
+        assert [answer.error for answer in answers] == [None] * 10
+        assert all(answer.done and "\r\nconnection: close" not in answer.head.lower() for answer in answers)
 
 
 async def test_requests_beyond_the_bound_are_refused_unread(no_leaks: NoLeaks) -> None:

@@ -6,9 +6,10 @@ Bounds in seconds are the rows' own, several times over: the machine that runs t
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,8 @@ from faults.client import Answer, ask, chat, connected
 from faults.engine import process
 from faults.leaks import NoLeaks
 from faults.place import QUICK, Fleet, fleet
+from faults.proxy import Line
+from faults.saying import text_of, unbroken
 from faults.speech import Kind
 from support.gateway import tiny_model
 from support.process import serve_process
@@ -24,7 +27,7 @@ from support.process import serve_process
 pytestmark = pytest.mark.faults
 
 SLACK = 5
-AT_ONCE_S = 0.4  # no timer of ours has rung meanwhile
+AT_ONCE_S = 0.1 + SLACK * 0.03  # a whole answer, and what its second try adds: no timer of ours has rung meanwhile
 KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
 per_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -210,6 +213,22 @@ async def test_e23_a_busy_engine_rests_and_another_serves_now(place: Fleet, code
     assert not any(counted(place, "a")), "a busy engine is no broken one"
 
 
+@pytest.mark.parametrize("fault", ["429 retry_after=none", "429 retry_after=0", "503 retry_after=0", "408", "421"])
+async def test_e23_one_that_does_not_say_until_when_it_is_busy_draws_nothing(place: Fleet, fault: str) -> None:
+    """It refuses at once, and so would be idle for ever."""
+    answers = await load(place, 10, so_many(150), f"[[tokens=2]][[chaos:{fault} only=a]][[chaos:slow s=0.01]]")
+    assert [answer.error for answer in answers if not answer.done] == []
+    assert len(place.seen) / len(answers) <= 1.2
+    assert not any(counted(place, "a"))
+
+
+@pytest.mark.parametrize("fault", ["429 retry_after=none", "408"])
+async def test_e23_where_there_is_no_other_it_is_asked_all_the_same(no_leaks: NoLeaks, fault: str) -> None:
+    async with fleet(no_leaks, "vllm", 1) as place:
+        assert (await place.ask(f"[[chaos:{fault}]]")).status == int(fault[:3])
+        assert place.whole(await place.ask("x"))
+
+
 @pytest.mark.parametrize(("first_s", "second_s", "told_s"), [(9, 4, 4), (3, 9, 3)])
 @pytest.mark.parametrize("code", [429, 503])
 async def test_e23_where_all_are_busy_the_client_is_told_of_the_first(
@@ -251,6 +270,16 @@ async def test_e24_a_request_that_fells_two_engines_is_given_to_no_third(no_leak
         await place.ready()
         assert {state(place, name) for name in place.engines} == {"closed"}
         assert place.whole(await place.ask("x"))
+
+
+@pytest.mark.parametrize("mode", ["oom_500", "rst_before_headers"])
+async def test_e24_a_request_for_several_answers_fells_few_more_than_it_asks_at_once(no_leaks: NoLeaks, mode: str) -> None:
+    """Each of its answers is tried at once; the second engine that falls stops them all."""
+    async with fleet(no_leaks, "vllm", 8, timeouts=QUICK) as place:
+        answer = await place.ask(f"[[chaos:{mode}]]", n=4)
+        assert answer.error is not None
+        assert answer.error["code"] == "poison_request"
+        assert len([name for name in place.engines if calls(place, name)]) <= 4 + 1
 
 
 @pytest.mark.parametrize("mode", ["400", "404", "422", "context_length"])
@@ -348,6 +377,29 @@ async def test_e27_half_a_fleet_that_fails_half_of_its_requests(no_leaks: NoLeak
         for engine in place.engines.values():
             engine.ask("none")
         assert place.whole(await place.ask("x"))
+        assert state(place, str(place.record["engine"])) == "closed", "it serves, and waits for no trial"
+
+
+async def test_e27_two_of_three_that_fail_at_once_draw_nothing_from_a_slow_one(no_leaks: NoLeaks) -> None:
+    """What fails at once is never busy. All requests find the one that serves, and soon without asking another."""
+    async with fleet(no_leaks, "vllm", 3) as place:
+        asks = "[[tokens=4]][[chaos:500 only=a]][[chaos:500 only=b]][[chaos:slow_first s=0.3]]"
+        waits: list[float] = []
+        answers: list[Answer] = []
+
+        async def client(number: int) -> None:
+            for asked in range(8):
+                answer, took_s = await timed(place.ask(f"{asks} {number} {asked}"))
+                answers.append(answer)
+                waits.append(took_s)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(30):
+                group.create_task(client(number))
+        assert [answer.error for answer in answers if not answer.done] == []
+        assert len(place.seen) / len(answers) <= 1.2
+        assert sorted(waits)[len(waits) // 2] <= 0.3 * SLACK
+        assert calls(place, "c") >= len(answers)
 
 
 @per_kind
@@ -370,6 +422,70 @@ async def test_e28_without_any_engine_the_answer_is_quick_and_it_recovers(no_lea
             await engine.rise()
         _, took_s = await timed(recovered(place))
         assert took_s < 2.0 + 1.0
+
+
+BROKEN = ["hang_mid_stream after=9", "hang_before_headers"]
+
+
+@contextlib.asynccontextmanager
+async def breaking(leaks: NoLeaks, kind: Kind, fault: str) -> AsyncIterator[tuple[Fleet, "asyncio.Task[Answer]"]]:
+    """A fleet of two, and an answer that runs on `b` and stops there, until `b` falls. The way to `a` can be made slow."""
+    async with fleet(leaks, kind, proxied=True) as place:
+        place.served.gateway.registry.drain("a", True)
+        asked = asyncio.create_task(place.ask(f"[[tokens=16]][[chaos:{fault} only=b]]"))
+        async with asyncio.timeout(5):
+            while not place.engines["b"].seen or len(place.last.sent) < (9 if "mid" in fault else 0):
+                await asyncio.sleep(0.005)
+        place.served.gateway.registry.drain("a", False)
+        yield place, asked
+
+
+async def lost(place: Fleet) -> None:
+    """`a` breaks the answer to another client, which goes on with it on `b`."""
+    answer = await place.misbehave("reads", "[[tokens=8]][[chaos:reset_mid_stream after=2 only=a]]", random.Random(), stream=True)
+    assert answer.done
+    assert not place.served.gateway.registry.is_ready("a")
+    assert not place.served.gateway.registry.standing("a").asked
+
+
+@per_kind
+@pytest.mark.parametrize("fault", BROKEN)
+async def test_an_engine_that_only_lost_a_connection_is_waited_for(no_leaks: NoLeaks, kind: Kind, fault: str) -> None:
+    async with breaking(no_leaks, kind, fault) as (place, asked):
+        place.proxy.lines = lambda _: Line(delay_s=0.2)
+        await place.proxy.drop()  # a probe of `a` takes a while
+        await lost(place)
+        await place.engines["b"].fall()
+        answer = await asked
+        assert answer.done, answer.error
+        assert answer.finishes == ["stop"]
+        assert answer.text == text_of(unbroken(place.engines["b"].seen[0].prompt))
+        assert place.record["engine"] == "a"
+        assert place.record["attempts"] == 2
+
+
+@per_kind
+@pytest.mark.parametrize("fault", BROKEN)
+async def test_an_engine_that_a_probe_found_down_is_not_waited_for(no_leaks: NoLeaks, kind: Kind, fault: str) -> None:
+    async with breaking(no_leaks, kind, fault) as (place, asked):
+        await place.engines["a"].fall()
+        async with asyncio.timeout(5):
+            while not place.served.gateway.registry.standing("a").down:
+                await asyncio.sleep(0.01)
+        await place.engines["b"].fall()
+        answer, took_s = await timed(asked)
+        assert answer.error is not None
+        assert took_s < SLACK * 0.1
+
+
+async def test_an_engine_that_answers_no_probe_is_waited_for_a_moment_only(no_leaks: NoLeaks) -> None:
+    async with breaking(no_leaks, "vllm", BROKEN[0]) as (place, asked):
+        place.engines["a"].healthy = "hang"
+        await lost(place)
+        await place.engines["b"].fall()
+        answer, took_s = await timed(asked)
+        assert answer.error is not None
+        assert 1.0 < took_s < 4.5, "a probe takes 5 s"
 
 
 async def recovered(place: Fleet) -> Answer:
@@ -467,3 +583,28 @@ async def test_c11_a_gateway_that_stood_still_ejects_no_engine_and_cuts_no_strea
             assert (await client.get(f"{gateway.url}/ready")).status_code == 200
     assert [record for record in gateway.log if record["event"] == "engine not ready"] == []
     assert gateway.access_log[-1]["attempts"] == 1
+
+
+async def test_few_retries_at_a_time_begin_and_their_room_is_free_once_their_engine_generates(no_leaks: NoLeaks) -> None:
+    """All that an engine had fails at once: the other is given three of it at a time, the next when one has begun."""
+    count, failures = 30, {"eject_failures": 10_000, "eject_share": 1.0}
+    async with fleet(no_leaks, "vllm", timeouts={**QUICK, "headers_s": 1.0}, failures=failures) as place:
+        registry = place.served.gateway.registry
+        registry.drain("b", True)
+        text = "[[tokens=16]][[chaos:hang_before_headers only=a]][[chaos:slow s=0.06 only=b]]"
+        asked = asyncio.create_task(load(place, count, so_many(count), text))
+        async with asyncio.timeout(5):
+            while calls(place, "a") < count:
+                await asyncio.sleep(0.005)
+        registry.drain("b", False)
+        assert [answer.error for answer in await asked if not answer.done] == []
+        seen = place.engines["b"].seen
+        assert len(seen) == count
+        assert at_once((each.began_s, each.first_s) for each in seen) <= max(3, count // 10)
+        assert at_once((each.began_s, each.ended_s) for each in seen) > 2 * max(3, count // 10)
+
+
+def at_once(spans: Iterable[tuple[float, float | None]]) -> int:
+    """How many of these lasted at the same time, at most."""
+    known = [(began_s, ended_s) for began_s, ended_s in spans if ended_s is not None]
+    return max(sum(began_s <= at_s < ended_s for began_s, ended_s in known) for at_s, _ in known)

@@ -64,7 +64,7 @@ class Place:
                 await asyncio.sleep(0.01)
 
     async def ready(self) -> dict[str, Any]:
-        return dict((await self.served.client.get("/ready")).json())
+        return dict((await self.served.client.get(f"{self.served.admin_url}/ready")).json())
 
 
 @contextlib.asynccontextmanager
@@ -98,6 +98,12 @@ async def test_an_engine_that_a_file_names_serves_and_one_that_it_drops_does_not
         metrics = await place.served.metrics()
         assert metrics[sample("interlock_requests_total", model="m", engine="b", dialect="openai_chat", outcome="ok")] == 3
         assert not [name for name in metrics if "'other'" in name]
+        assert metrics[sample("interlock_prompt_tokens_total", model="m", engine="a")] > 0, "its last counts are scraped yet"
+        await place.served.settled(sample("interlock_engine_up", model="m", engine="a"), None, within_s=3 * SLACK)
+        names_engines(place.file, [a])
+        await place.fleet("a")
+        await place.served.settled(sample("interlock_engine_up", model="m", engine="b"), None, within_s=3 * SLACK)
+        assert (await place.served.metrics())[sample("interlock_engine_up", model="m", engine="a")] == 1
 
 
 async def test_removing_a_busy_engine_drops_no_stream_and_gives_it_no_new_request(no_leaks: NoLeaks, tmp_path: Path) -> None:
@@ -197,6 +203,9 @@ async def test_a_bad_file_leaves_the_engines_and_is_shown(no_leaks: NoLeaks, tmp
         ready = await place.ready()
         assert (ready["status"], ready["engines"]) == ("ready", {"m": {"a": True}})
         assert says in ready["reload"]["engines_file"][0]
+        public = await place.served.client.get("/ready")
+        assert public.json()["reload"] == ["engines_file"]
+        assert str(tmp_path) not in public.text
         assert no_leaks.log.getvalue().count("the file is not taken") == 1
         assert says in no_leaks.log.getvalue()
         names_engines(place.file, [a])
@@ -269,6 +278,7 @@ async def test_a_name_server_that_fails_costs_no_request(no_leaks: NoLeaks, erro
         ready = await place.ready()
         assert ready["status"] == "ready"
         assert ready["reload"]["dns"][0].startswith("engines.test: ")
+        assert (await place.served.client.get("/ready")).json()["reload"] == ["dns"]
         await place.fleet("e@127.0.0.2", "e@127.0.0.3")
 
 
@@ -334,7 +344,7 @@ async def process(settings: dict[str, Any], folder: Path) -> AsyncIterator[Serve
 
 async def told(served: ServeProcess) -> dict[str, Any]:
     def read() -> Any:
-        with urllib.request.urlopen(f"{served.url}/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"{served.admin_url}/ready", timeout=5) as answer:
             return json.load(answer)
 
     return dict(await asyncio.to_thread(read))

@@ -41,8 +41,7 @@ ALONE = (
     "hang_before_first",
     "hang_mid_stream",
 )  # of one engine: the room to retry is small
-# The engine itself says something else, which is passed on; an end of turn that no reason follows is, too (`stop_leak`).
-ALTERS = ("fat", "bad_utf8", "surrogates", "no_finish")
+ALTERS = ("fat", "bad_utf8", "surrogates")  # the engine itself says something else, which is passed on
 READ: tuple[Manner, ...] = ("reads", "slow", "after")
 PARTLY_READ: tuple[Manner, ...] = ("during", "half_close")
 _TAG = re.compile(r"#(\d+)#")

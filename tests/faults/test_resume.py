@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ STEADY = {"eject_failures": 10_000, "eject_share": 1.0, "slow_start_s": 0}
 FAST = {**QUICK, "between_tokens_s": 0.2}
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 ANSWERS = 100
+SLACK = 5  # the machine is shared
 
 
 def said(place: Fleet) -> list[int]:
@@ -95,6 +97,23 @@ async def test_a_cut_at_any_token_of_100_answers_changes_nothing(no_leaks: NoLea
         assert cuts > answers * 10
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_going_on_takes_no_time_that_a_reader_sees(no_leaks: NoLeaks, kind: Kind) -> None:
+    """Row E8: 50 ms and the prefill, of which these engines need none."""
+    loop = asyncio.get_running_loop()
+    took_s: dict[str, list[float]] = {"": [], "[[chaos:reset_mid_stream after=5 only=a]]": []}
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for number in range(20):
+            for fault, each_s in took_s.items():
+                began_s = loop.time()
+                same(place, await place.ask(f"[[tokens=12]]{fault} {number}", **USAGE), stream=True)
+                each_s.append(loop.time() - began_s)
+                assert len(place.since_last()) == (2 if fault else 1)
+                place.served.gateway.registry.set_ready("a", True)
+    usual_s, resumed_s = (statistics.median(each_s) for each_s in took_s.values())
+    assert resumed_s - usual_s <= SLACK * 0.05
+
+
 @pytest.mark.parametrize(
     "mode",
     [
@@ -138,6 +157,18 @@ async def test_an_engine_that_is_silent_after_the_end_costs_no_second_call(no_le
         assert answer.text == text_of(said(place))
         assert answer.finishes == ["length" if after == 13 else "stop"]
         assert len(place.since_last()) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_end_of_turn_without_a_reason_costs_no_second_call(no_leaks: NoLeaks, kind: Kind, cut: int) -> None:
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for tokens in range(1, 7):
+            for stream in (True, False):
+                text = f"[[tokens={tokens}]][[chaos:no_finish cut={cut} only=a]]"
+                answer = await place.ask(text, stream=stream, **(USAGE if stream else {}))
+                same(place, answer, stream=stream)
+                assert len(place.since_last()) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,6 +239,16 @@ async def test_the_limit_counts_what_both_engines_made(no_leaks: NoLeaks, kind: 
             assert answer.finishes == ["length"]
             assert answer.events[-2]["usage"]["completion_tokens"] == 8
             assert [seen.limit for seen in place.since_last()] == [8] if after == 8 else [8, 8 - after]
+            place.served.gateway.registry.set_ready("a", True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_that_is_gone_on_with_as_one_json_counts_each_token_once(no_leaks: NoLeaks, kind: Kind) -> None:
+    """It begins with text that the client has, whose tokens the first engine had lost."""
+    async with fleet(no_leaks, kind, timeouts=QUICK, failures=STEADY) as place:
+        for after in range(16):
+            text = f"[[tokens=16]][[chaos:reset_mid_stream after={after} only=a]][[chaos:json_not_stream only=b]]"
+            same(place, await place.ask(text, **USAGE), stream=True)
             place.served.gateway.registry.set_ready("a", True)
 
 
@@ -296,6 +337,32 @@ async def test_a_request_that_takes_two_engines_down_gets_no_third(no_leaks: NoL
         assert all(place.engines[name].seen for name in "ab")  # maybe twice, where the first time was on a kept connection
         assert not place.engines["c"].seen
         assert answer.text == text_of(said(place)[:8]) if begun else True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_two_engines_that_fall_late_in_an_answer_are_enough(no_leaks: NoLeaks, kind: Kind) -> None:
+    waits = {**QUICK, "between_tokens_s": 5}
+    async with fleet(no_leaks, kind, 4, timeouts=waits, failures={**STEADY, "attempts": 4}) as place:
+        for engine in place.engines.values():
+            engine._token_s = 0.1
+        answer = await place.ask("[[tokens=40]][[ascii]][[chaos:die s=9 after=12]]")
+        marked(place, answer, "poison_request")
+        assert [name for name in place.engines if place.engines[name].seen] == ["a", "b"]
+
+
+@pytest.mark.parametrize("mode", ["400", "404", "context_length"])
+@pytest.mark.parametrize("engines", [2, 3])
+async def test_what_the_next_engine_has_against_the_request_is_no_fault_of_the_client(
+    no_leaks: NoLeaks, engines: int, mode: str
+) -> None:
+    async with fleet(no_leaks, "vllm", engines, timeouts=QUICK, failures=STEADY) as place:
+        answer = await place.ask(f"{CUT}[[chaos:{mode} only=b]]")
+        assert len(place.since_last()) == engines
+        if engines == 3:
+            assert place.whole(answer)
+        else:
+            marked(place, answer, "engine_broke")
+            assert place.record["outcome"] == "upstream_error"
 
 
 async def test_no_time_is_left_for_an_answer_whose_time_is_over(no_leaks: NoLeaks) -> None:

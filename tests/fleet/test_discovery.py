@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from structlog.testing import capture_logs
+from support.wiring import lose
 from yarl import URL
 
 from engines.registry import make
@@ -232,7 +233,7 @@ async def test_an_engine_may_move_to_another_model() -> None:
         here.membership.list_engines("m", ())
         here.membership.list_engines("n", (entry("b"), entry("a")))
         here.membership.apply()
-        assert [each.id for each in here.registry.view("n").engines] == ["a", "b"]
+        assert [each.id for each in here.registry.view("n").engines] == ["b", "a"]
         assert here.roll.told[2:] == [("left", "m", "a"), ("joined", "n", "a")]
 
 
@@ -262,14 +263,33 @@ async def test_files_and_names_add_so_many_engines_and_no_more() -> None:
         assert any(each["event"] == "engines not taken" for each in logs)
 
 
+async def test_engines_stand_in_the_order_in_which_they_are_named() -> None:
+    async with place() as here:
+        here.membership.list_engines("m", (entry("a"), entry("b")))
+        here.membership.apply()
+        here.membership.list_engines("m", (entry("c"), entry("b"), entry("a")))
+        here.membership.apply()
+        assert here.ids == ["c", "b", "a"]
+        here.registry.drain("b", True)
+        here.membership.list_engines("m", (entry("c"),))
+        here.membership.apply()
+        await until(lambda: here.ids == ["c"])
+        here.membership.list_engines("m", (entry("a"), entry("b"), entry("c")))
+        here.membership.apply()
+        assert here.ids == ["a", "b", "c"]
+        assert [each.draining for each in here.registry.view("m").engines] == [False, True, False]
+
+
 async def test_a_name_s_addresses_are_engines_that_come_and_go_with_them() -> None:
     async with place() as here:
         here.names.answers["h"] = ["10.0.0.2", "10.0.0.1", "10.0.0.1", "fe80::1%lo", "h"]
         here.membership.list_engines("m", (entry("e", resolve=True),))
         here.membership.apply()
         await until(lambda: here.ids == ["e@10.0.0.1", "e@10.0.0.2"])
-        here.names.answers["h"] = ["10.0.0.2", "10.0.0.3"]
-        await until(lambda: here.ids == ["e@10.0.0.2", "e@10.0.0.3"])
+        here.names.answers["h"] = ["10.0.0.2", "fd00::2", "10.0.0.3", "::ffff:10.0.0.2"]
+        await until(lambda: here.ids == ["e@10.0.0.2", "e@10.0.0.3"])  # what has an address of each kind is one engine
+        here.names.answers["h"] = ["fd00::2"]
+        await until(lambda: here.ids == ["e@fd00::2"])
         here.membership.list_engines("m", ())
         here.membership.apply()
         await until(lambda: here.ids == [])
@@ -310,7 +330,7 @@ async def test_a_name_is_asked_for_again_where_an_engine_cannot_be_reached() -> 
         here.names.answers["h"] = ["10.0.0.2", "10.0.0.3"]
         await asyncio.sleep(0.2)
         assert here.names.asked == ["h"]
-        here.registry.lost("e@10.0.0.1")
+        lose(here.registry, "e@10.0.0.1")
         await until(lambda: here.ids == ["e@10.0.0.2", "e@10.0.0.3"])
         assert here.names.asked == ["h", "h"]
 
@@ -323,6 +343,6 @@ async def test_an_engine_that_stays_out_of_reach_is_no_reason_to_ask_for_ever() 
         await until(lambda: here.ids)
         for _ in range(20):
             here.registry.set_ready("e@10.0.0.1", False)
-            here.registry.lost("e@10.0.0.1")
+            lose(here.registry, "e@10.0.0.1")
             await asyncio.sleep(0.01)
         assert len(here.names.asked) <= 3

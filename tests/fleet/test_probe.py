@@ -14,13 +14,16 @@ from structlog.testing import capture_logs
 from support.gateway import sample, scripted
 from support.scripted_engine import CLOSE, HANG, HEAD, RESET, ScriptedEngine, Step, event, llama_token
 from support.vocabulary import small_tokenizer
+from support.wiring import lose
 from yarl import URL
 
 from engines.base import EngineInfo
 from engines.registry import make
+from gateway.events import AttemptStarted
 from gateway.fleet.parity import TEXT, Parity
 from gateway.fleet.probe import Prober, ProbeTimes
 from gateway.fleet.registry import Member, Registry
+from gateway.lag import LoopLag
 from gateway.upstream import Upstream
 
 QUICK = ProbeTimes(ready_s=0.02, down_s=0.02, limit_s=0.3)
@@ -46,8 +49,8 @@ async def probing(
 ) -> AsyncIterator[Registry]:
     members = [Member(id=f"e{at}", model="m", engine=make(kind), root=URL(url), api_key=key) for at, url in enumerate(urls)]
     registry = Registry(members)
-    async with Upstream() as upstream:
-        task = asyncio.create_task(Prober(registry, upstream, parity, on_info, times).run())
+    async with LoopLag().ticking() as lag, Upstream() as upstream:
+        task = asyncio.create_task(Prober(registry, upstream, parity, on_info, stood_s=lag.stood_s, times=times).run())
         try:
             yield registry
         finally:
@@ -169,6 +172,16 @@ async def test_what_an_engine_is_becomes_a_metric() -> None:
     assert metrics[sample("interlock_engine_info", engine="e", kind="llamacpp", model="m", version="b123")] == 1
 
 
+async def test_an_engine_that_says_its_own_key_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "canary-0123456789")
+    async with ScriptedEngine().running() as engine:
+        engine.answers["/props"] = {"build_info": "b123 --api-key canary-0123456789"}
+        async with scripted(on=engine, engine={"api_key_env": "ENGINE_KEY"}) as (_, served):
+            told = json.dumps(await served.metrics())
+    assert "b123 --api-key" in told
+    assert "canary" not in told
+
+
 @pytest.mark.parametrize("status", ["204 No Content", "301 Moved", "404 Not Found", "500 Oops"])
 async def test_only_200_is_health(status: str) -> None:
     answer: list[Any] = [f"HTTP/1.1 {status}\r\nlocation: /props\r\ncontent-length: 0\r\n\r\n".encode()]
@@ -223,6 +236,36 @@ async def test_a_probe_that_hangs_takes_no_engine_out_that_generates(path: str) 
             assert await stays(registry, 0.6)
             assert paths(engine).count(path) >= asked + 2
         await until(lambda: not registry.is_ready("e0"))  # silence on both sides
+
+
+@pytest.mark.parametrize("path", ["/health", "/props", "/tokenize"])
+async def test_an_engine_on_which_a_request_runs_is_out_at_the_third_probe_that_hangs(path: str) -> None:
+    times = replace(QUICK, limit_s=0.2, compare_s=0.05)
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=times) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        registry.running.apply(AttemptStarted("r", 1, "e0", "m", 0.0))
+        for _ in range(2):  # two are no three
+            engine.answers[path] = [HANG]
+            asked = paths(engine).count(path)
+            await until(lambda asked=asked: paths(engine).count(path) == asked + 2)  # type: ignore[misc]  # bound now
+            assert registry.is_ready("e0")
+            engine.answers.pop(path)
+            served = paths(engine).count("/health")
+            assert await stays(registry, 0.4)
+            assert paths(engine).count("/health") > served
+        engine.answers[path] = [HANG]
+        await until(lambda: not registry.is_ready("e0"))
+        assert registry.problem("e0") == ("tokenizer_unknown" if path == "/tokenize" else "unreachable")
+
+
+async def test_a_request_that_runs_excuses_no_engine_that_refuses_a_probe() -> None:
+    async with ScriptedEngine().running() as engine, probing(engine.url) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        registry.running.apply(AttemptStarted("r", 1, "e0", "m", 0.0))
+        engine.up = False
+        await until(lambda: not registry.is_ready("e0"))
+        assert paths(engine).count("/health") > 0
+        assert registry.problem("e0") == "unhealthy"
 
 
 @pytest.mark.parametrize(
@@ -355,7 +398,7 @@ async def test_an_engine_that_traffic_lost_is_out_until_it_was_compared() -> Non
     async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY, times=rare) as registry:
         await until(lambda: registry.is_ready("e0"))
         engine.answers["/tokenize"] = [HANG]
-        registry.lost("e0")
+        lose(registry, "e0")
         await until(lambda: paths(engine).count("/tokenize") == 2)
         assert not registry.is_ready("e0")
 
@@ -367,7 +410,7 @@ async def test_what_an_engine_said_before_traffic_lost_it_does_not_count() -> No
         engine.answers["/tokenize"] = [head, 0.1, ids]
         async with probing(engine.url, parity=PARITY) as registry:
             await until(lambda: paths(engine).count("/tokenize") == 1)
-            registry.lost("e0")
+            lose(registry, "e0")
             await until(lambda: registry.is_ready("e0"))
             assert paths(engine).count("/tokenize") == 2
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.wiring import fleet
+from support.wiring import fleet, lose
 from yarl import URL
 
 from engines.base import EngineInfo
@@ -43,6 +43,41 @@ def test_what_each_engine_said_is_kept() -> None:
     assert registry.info("c") == EngineInfo()
 
 
+def test_engines_stand_as_they_are_arranged() -> None:
+    registry = Registry([member("a"), member("b"), member("c")])
+    before = registry.members
+    registry.arrange(["c", "nobody", "b", "c"])
+    assert list(registry.members) == ["c", "b", "a"]
+    assert [each.id for each in registry.view("m").engines] == ["c", "b", "a"]
+    assert list(before) == ["a", "b", "c"]  # who walks over them goes on
+
+
+def test_a_drain_is_known_of_an_engine_that_was_away() -> None:
+    registry = Registry([member("a"), member("b")])
+    for name in ("a", "b"):
+        registry.drain(name, True)
+        registry.remove(name)
+    registry.add(member("a"))
+    assert registry.standing("a").draining
+    registry.drain("a", False)
+    registry.remove("a")
+    registry.add(member("a"))
+    registry.add(member("b", url="http://127.0.0.1:8"))
+    assert [registry.standing(each).draining for each in ("a", "b")] == [False, True]
+
+
+def test_drains_of_engines_that_are_gone_are_few() -> None:
+    registry = Registry([member("here")])
+    registry.drain("here", True)
+    for number in range(1100):
+        registry.add(member(f"{number}"))
+        registry.drain(f"{number}", True)
+        registry.remove(f"{number}")
+    for each in ("0", "1099"):
+        registry.add(member(each))
+    assert [registry.standing(each).draining for each in ("here", "0", "1099")] == [True, False, True]
+
+
 async def test_only_changes_wake_those_who_wait() -> None:
     registry = fleet("a", "b")
     registry.set_ready("a", False)
@@ -65,10 +100,34 @@ async def test_only_changes_wake_those_who_wait() -> None:
 def test_an_engine_that_traffic_lost_is_out_and_that_is_counted_while_it_is_out_too() -> None:
     registry = Registry([member("a"), member("b")])
     registry.set_ready("a", True)
-    registry.lost("a")
+    lose(registry, "a")
     assert registry.problem("a") == "unreachable"
-    registry.lost("a")
+    lose(registry, "a")
     assert (registry.losses("a"), registry.losses("b")) == (2, 0)
+
+
+def test_an_engine_that_was_just_lost_may_return_until_a_probe_has_asked_it() -> None:
+    now_s = 100.0
+    registry = Registry([member("a")], clock=lambda: now_s)
+
+    def returning() -> bool:
+        (view,) = registry.view("m").engines
+        return view.returning
+
+    assert not returning(), "it has never been there"
+    for problem in ("unreachable", "unhealthy", None):
+        lose(registry, "a")
+        assert returning()
+        registry.set_ready("a", problem is None, problem or "unreachable")
+        assert not returning()
+    lose(registry, "a")
+    registry.drain("a", True)
+    assert not returning()
+    registry.drain("a", False)
+    now_s += 1.9
+    assert returning()
+    now_s += 0.2
+    assert not returning()
 
 
 @pytest.mark.parametrize(
@@ -122,6 +181,29 @@ def test_one_that_leaves_gets_nothing_and_its_operator_s_wish_is_another() -> No
     assert registry.view("m") == FleetView(())
 
 
+@pytest.mark.parametrize("place", [{"url": "http://127.0.0.1:10"}, {"model": "n"}])
+def test_an_engine_that_moves_is_drained_still(place: dict[str, str]) -> None:
+    registry = Registry([member("a"), member("b")])
+    registry.drain("a", True)
+    registry.add(member("a", **place))
+    registry.add(member("b", **place))
+    assert [registry.standing(each).draining for each in ("a", "b")] == [True, False]
+    registry.set_ready("a", True)
+    assert not registry.view(place.get("model", "m")).engines[0].usable
+
+
+def test_an_engine_that_says_its_own_key_has_said_nothing_of_it() -> None:
+    registry = Registry([member("a", key="canary-0123"), member("b")])
+    said = EngineInfo(version="b1 --api-key canary-0123", model="canary-0123.gguf", context_tokens=64)
+    recorded = registry.set_info("a", said)
+    assert recorded == registry.info("a")
+    assert "canary" not in f"{recorded} {registry.weights('a')} {registry.view('m')}"
+    assert registry.info("a").context_tokens == 64
+    assert "b1" in str(registry.info("a").version)
+    assert registry.set_info("b", said) == said
+    assert registry.set_info("gone", said) is None
+
+
 def test_engines_answer_alike_where_the_operator_or_they_themselves_say_so() -> None:
     a, b, c = member("a"), member("b"), member("c")
     registry = Registry([a, b, c])
@@ -143,8 +225,22 @@ def test_the_ranks_of_a_server_that_is_gone_are_gone_together(way: str) -> None:
     for engine_id in registry.members:
         registry.set_ready(engine_id, True)
     if way == "told":
-        registry.lost("r.1")
+        lose(registry, "r.1")
     else:
         registry.visit("r.1").failed(EngineUnreachable("gone"))
     assert [each.id for each in registry.view("m").engines if each.ready] == ["same address", "elsewhere"]
     assert [registry.losses(engine_id) for engine_id in registry.members] == [1, 1, 1, 0, 0]
+
+
+def test_an_engine_that_is_elsewhere_now_has_all_its_room() -> None:
+    """What runs at the old place still runs, and is counted, but not against the new one."""
+    registry = Registry([member("a")])
+    registry.running.apply(AttemptStarted("r", 1, "a", "m", 0.0))
+    registry.add(replace(member("a"), most_running=1))  # another bound: the same engine
+    assert [engine.running for engine in registry.view("m").engines] == [1]
+    registry.add(member("a", url="http://h:2"))
+    assert [engine.running for engine in registry.view("m").engines] == [0]
+    assert registry.running.counts == {("m", "a"): 1}
+    registry.running.apply(AttemptStarted("s", 1, "a", "m", 0.0))
+    registry.running.apply(AttemptFailed("r", 1, "a", "broke"))
+    assert [engine.running for engine in registry.view("m").engines] == [1]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 
 from engines.base import Traits
 from gateway.errors import SettingsError
+from gateway.fleet import reload
 from gateway.fleet.reload import EnginesFiles, Followed, Troubles, WatchedFile, needs_restart
 from gateway.settings import EngineSettings, ModelSettings, Settings
 from gateway.settings_engines import load_engines
@@ -144,6 +146,94 @@ async def test_a_wrong_file_changes_nothing_and_is_told_once_a_change(tmp_path: 
             await until(troubles.told)
         assert troubles.told() == {}  # nobody follows it any more
     assert [each["problems"][0].split(": ")[1] for each in logs] == ["bad", "No such file or directory", "bad"]
+
+
+def test_other_rights_are_a_change(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_text("a")
+    watched = WatchedFile(file)
+    file.chmod(0o600)
+    assert [watched.look(), watched.look(), watched.look()] == [False, True, False]
+
+
+async def test_what_is_wrong_is_tried_again_though_the_file_is_as_it_was(tmp_path: Path) -> None:
+    """A file beside it may be what was missing, or the rights of a folder."""
+    file, troubles, taken, reads = tmp_path / "f", Troubles(), list[str](), list[str]()
+    file.write_text("one")
+
+    def read() -> str:
+        reads.append("")
+        if not (tmp_path / "beside").exists():
+            raise SettingsError(("nothing beside it",))
+        return file.read_text()
+
+    with capture_logs() as logs:
+        watched = Followed(WatchedFile(file), "settings", troubles, read=read, take=taken.append, poll_s=0.02)
+        watched.ask()
+        running = asyncio.create_task(watched.run())
+        await until(lambda: len(reads) > 3)
+        assert troubles.told() == {"settings": ["nothing beside it"]}
+        (tmp_path / "beside").touch()
+        await until(lambda: taken)
+        assert troubles.told() == {}
+        running.cancel()
+        await asyncio.wait([running])
+    assert len(logs) == 1
+
+
+async def test_a_change_that_is_asked_for_is_read_once(tmp_path: Path) -> None:
+    file, taken = tmp_path / "f", list[str]()
+    file.write_text("one")
+    async with followed(file, Troubles(), taken) as watched:
+        await asyncio.sleep(0.1)
+        file.write_text("two and more")
+        watched.ask()
+        await until(lambda: taken)
+        await asyncio.sleep(0.3)
+    assert taken == ["two and more"]
+
+
+async def test_a_file_that_hangs_is_told_and_then_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "_READ_S", 0.05)
+    troubles, taken, hangs = Troubles(), list[str](), threading.Event()
+
+    def read() -> str:
+        hangs.wait()
+        return "late"
+
+    watched = Followed(WatchedFile(tmp_path / "f"), "engines_file", troubles, read=read, take=taken.append, poll_s=0.02)
+    watched.ask()
+    running = asyncio.create_task(watched.run())
+    try:
+        await until(troubles.told)
+        assert "not read after 0.05 s" in troubles.told()["engines_file"][0]
+        hangs.set()
+        await until(lambda: taken == ["late"])
+        assert troubles.told() == {}
+    finally:
+        hangs.set()
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_all_files_are_read_when_that_is_asked_for(tmp_path: Path) -> None:
+    reads: list[str] = []
+
+    def read(model: str, _: Path) -> tuple[EngineSettings, ...]:
+        reads.append(model)
+        return ()
+
+    files = EnginesFiles(read, lambda *_: None, Troubles(), 0.02)
+    files.follow({"m": tmp_path / "1", "n": tmp_path / "2"})
+    running = asyncio.create_task(files.run())
+    try:
+        await until(lambda: sorted(reads) == ["m", "n"])
+        await asyncio.sleep(0.1)
+        files.ask()
+        await until(lambda: sorted(reads) == ["m", "m", "n", "n"])
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
 
 async def test_files_of_models_come_and_go(tmp_path: Path) -> None:

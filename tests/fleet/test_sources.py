@@ -117,7 +117,7 @@ async def test_what_else_is_new_is_told_and_not_taken(tmp_path: Path) -> None:
     async with place(tmp_path, settings(model("m", "a"), model("gone", "x"))) as here:
         with capture_logs() as logs:
             await here.reload(settings(model("m", "a", "b", format="hermes"), model("new", "c"), limits={"n": 1}))
-        assert list(here.registry.members) == ["a", "x", "b"]
+        assert list(here.registry.members) == ["a", "b", "x"]
         (told,) = [each["keys"] for each in logs if "keys" in each]
         assert told == ["models[0].format", "models[1].name", "models (without gone)", "limits.n"]
 

@@ -1,5 +1,6 @@
 """What probes and traffic say of one engine together, and that each attempt counts once."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -95,6 +96,26 @@ def test_an_outcome_is_one_count_or_none(error: GatewayError, counted: int, read
     assert sum(breaker._last) == len(breaker._last) == counted
     assert registry.is_ready("a") is ready
     assert registry.losses("a") == (0 if ready else 1)
+
+
+def test_those_that_wait_for_an_engine_are_told_that_it_is_gone() -> None:
+    registry, clock = made("a", "b")
+    told: list[float] = []
+    visits = [registry.visit("a", told.append), registry.visit("b", lambda _: pytest.fail("it is well"))]
+    registry.give_up("a", 5.0)
+    assert told == [5.0]
+    visits[0].heard()
+    clock.now_s += 4.9
+    registry.give_up("a", 5.0)  # it generated a moment ago
+    assert told == [5.0]
+    clock.now_s += 0.2
+    registry.give_up("a", 5.0)
+    assert told == [5.0, 5.0]
+    for visit in visits:
+        visit.over()
+    registry.give_up("a", 5.0)
+    registry.give_up("gone", 5.0)
+    assert told == [5.0, 5.0]
 
 
 def test_a_client_that_leaves_and_a_bug_of_ours_count_nothing() -> None:
@@ -232,3 +253,22 @@ def test_it_is_known_who_generated_since() -> None:
     assert not registry.heard_since("a", 200.1)
     assert not registry.heard_since("b", 0)
     assert not registry.heard_since("gone", 0)
+
+
+def test_one_that_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
+    registry, clock = made("a")
+    asked: list[float] = []
+    while clock.now_s < 300:
+        if not seen(registry).shy:
+            asked.append(clock.now_s)
+            for visit in [registry.visit("a") for _ in range(3)]:  # at once counts once
+                visit.failed(EngineRefused("x", status=429))
+        clock.now_s += 0.5
+    waits = [round(later - earlier) for earlier, later in itertools.pairwise(asked)]
+    assert waits[:7] == [1, 2, 4, 8, 16, 30, 30]
+    clock.now_s += 30
+    registry.visit("a").served()
+    registry.visit("a").failed(EngineRefused("x", status=429))
+    clock.now_s += 1
+    assert not seen(registry).shy
+    assert registry.breaker_state("a") == "closed"

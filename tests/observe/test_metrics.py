@@ -1,7 +1,7 @@
 """Metrics: names and labels as documented, folds that are right, label values that no client can choose."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from timeit import repeat
 from typing import get_args
@@ -11,11 +11,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from support.events import DONE
 
-from gateway.events import AttemptFailed, AttemptStarted, Outcome
+from gateway.events import AttemptFailed, AttemptStarted, NotRetried, Outcome
 from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics, Served
 from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind, Usage
 from gateway.routing.inflight import InFlight
+from gateway.routing.retry import Stopped
 
 PAIR = {"model", "engine"}
 LABELS = {
@@ -37,6 +38,11 @@ LABELS = {
     "interlock_engine_info": {"engine", "kind", "version", "model"},
     "interlock_engine_tokenizer_mismatch": PAIR,
     "interlock_model_check": {"model", "test"},
+    "interlock_attempts_total": PAIR,
+    "interlock_attempt_failures_total": PAIR | {"reason"},
+    "interlock_retries_total": {"model"},
+    "interlock_resumes_total": {"model"},
+    "interlock_retries_refused_total": {"model", "reason"},
 }
 SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
 NONE: frozenset[str] = frozenset()
@@ -44,8 +50,8 @@ CHECKS: Mapping[str, Mapping[CheckName, bool]] = {"m": {"template": True, "stop"
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
-def made() -> Metrics:
-    return Metrics(SERVED, ["openai_chat"], InFlight(), NONE.__contains__, CHECKS)
+def made(clock_s: Callable[[], float] = lambda: 0.0) -> Metrics:
+    return Metrics(SERVED, ["openai_chat"], InFlight(), NONE.__contains__, CHECKS, clock_s=clock_s)
 
 
 def read(metrics: Metrics) -> dict[Key, float]:
@@ -128,7 +134,7 @@ def test_a_request_without_tokens_has_no_first_token() -> None:
     metrics = made()
     metrics(replace(DONE, outcome="timeout", reason="first_token", ttft_s=None, inter_token_s=(), with_tools=False))
     assert value(metrics, "interlock_requests_with_tools_total", model="m", engine="a", format="hermes") == 0
-    assert value(metrics, "interlock_time_to_first_token_seconds_count", model="m", engine="a") == 0
+    assert value(metrics, "interlock_time_to_first_token_seconds_count", model="m", engine="a") is None
     assert value(metrics, "interlock_request_failures_total", model="m", outcome="timeout", reason="first_token") == 1
 
 
@@ -144,8 +150,12 @@ def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
         for kind in get_args(FailureKind):
             labels = pair | {"format": form, "kind": kind}
             assert ("interlock_parse_failures_total", frozenset(labels.items())) in series
-        for name in ("interlock_inflight_requests", "interlock_prompt_tokens_total", "interlock_client_stall_seconds_count"):
+        for name in ("interlock_inflight_requests", "interlock_prompt_tokens_total", "interlock_attempts_total"):
             assert (name, frozenset(pair.items())) in series
+        assert ("interlock_attempt_failures_total", frozenset((pair | {"reason": "broke"}).items())) in series
+        for stopped in get_args(Stopped):
+            assert ("interlock_retries_refused_total", frozenset({"model": model, "reason": stopped}.items())) in series
+    assert not [name for name, _ in series if name.endswith("_bucket")]
 
 
 def test_many_pairs_do_not_multiply_by_every_kind_at_the_start() -> None:
@@ -167,6 +177,8 @@ def test_no_client_and_no_engine_makes_series() -> None:
     for number in range(2_000):
         word = f'evil{number}\n{{}}"\u2028'
         metrics(AttemptStarted(word, 1, engine=word, model=word, at_s=0.0))
+        metrics(AttemptFailed(word, 1, engine=word, reason=word, model=word))
+        metrics(NotRetried(word, 1, why=word, model=word))
         metrics(
             replace(DONE, request_id=word, model=word, engine=word, format=word, dialect=word, outcome="rejected", reason=word)
         )
@@ -175,7 +187,10 @@ def test_no_client_and_no_engine_makes_series() -> None:
     reasons = {dict(labels)["reason"] for name, labels in series if name == "interlock_request_failures_total"}
     assert len(reasons) == 65
     assert "other" in reasons
-    assert len(series) - before - len(reasons) <= 150  # one set of series for `other`
+    failed = {dict(labels)["reason"] for name, labels in series if name == "interlock_attempt_failures_total"}
+    assert len(failed) == 64 + 6 + 1
+    assert "other" in failed
+    assert len(series) - before - len(reasons) - 65 <= 150  # one set of series for `other`
     other = {"model": "other", "engine": "other", "dialect": "other", "outcome": "rejected"}
     assert value(metrics, "interlock_requests_total", **other) == 2_000
 
@@ -242,16 +257,31 @@ def test_an_engine_that_joins_has_its_series_and_one_that_left_keeps_them_for_a_
     metrics = made()
     metrics.joined("m", "new@10.0.0.1")
     labels = {"model": "m", "engine": "new@10.0.0.1"}
-    assert value(metrics, "interlock_prompt_tokens_total", **labels) == 0
     assert value(metrics, "interlock_inflight_requests", **labels) == 0
+    assert value(metrics, "interlock_prompt_tokens_total", **labels) is None  # it never answered
     metrics.engine_info("new@10.0.0.1", "vllm", "0.33.0", "m")
+    assert value(metrics, "interlock_prompt_tokens_total", **labels) == 0
+    assert value(metrics, "interlock_attempts_total", **labels) == 0
     metrics.left("m", "new@10.0.0.1")
     metrics(replace(DONE, engine="new@10.0.0.1"))  # it ended as the engine left
     assert value(metrics, "interlock_prompt_tokens_total", **labels) == 100
     assert value(metrics, "interlock_inflight_requests", **labels) is None
     assert value(metrics, "interlock_engine_info", kind="vllm", version="0.33.0", **labels) is None
+    metrics.engine_info("new@10.0.0.1", "vllm", "0.33.0", "m")  # a probe that ends late
+    assert value(metrics, "interlock_engine_info", kind="vllm", version="0.33.0", **labels) is None
     metrics.joined("m", "new@10.0.0.1")
     assert value(metrics, "interlock_prompt_tokens_total", **labels) == 100
+
+
+def test_an_engine_that_left_before_it_was_ready_begins_at_zero_when_it_is_back() -> None:
+    metrics = made()
+    for leaves in (True, False):
+        metrics.joined("m", "new")
+        if leaves:
+            metrics.left("m", "new")
+    assert value(metrics, "interlock_attempts_total", model="m", engine="new") is None
+    metrics.engine_info("new", "vllm", "0.33.0", "m")
+    assert value(metrics, "interlock_attempts_total", model="m", engine="new") == 0
 
 
 def test_engines_that_come_and_go_for_ever_do_not_make_series_for_ever() -> None:
@@ -259,10 +289,90 @@ def test_engines_that_come_and_go_for_ever_do_not_make_series_for_ever() -> None
     sizes = []
     for number in range(900):
         metrics.joined("m", f"e@{number}")
+        metrics(AttemptStarted("r", 1, engine=f"e@{number}", model="m", at_s=0.0))
         metrics.left("m", f"e@{number}")
         if number % 300 == 299:
             sizes.append(sum(name == "interlock_prompt_tokens_total" for name, _ in read(metrics)))
-    assert sizes == [256 + 3] * 3
+    assert sizes == [16 + 3] * 3
     metrics(replace(DONE, engine="e@0"))
     assert value(metrics, "interlock_prompt_tokens_total", model="m", engine="other") == 100
     assert value(metrics, "interlock_prompt_tokens_total", model="m", engine="a") == 0
+
+
+def test_an_engine_that_left_is_shown_for_some_minutes_only() -> None:
+    now_s = 0.0
+    metrics = made(lambda: now_s)
+    for engine in ("early", "late"):
+        metrics.joined("m", engine)
+        metrics(replace(DONE, engine=engine))
+    metrics.left("m", "early")
+    now_s = 200
+    metrics.left("m", "late")
+    now_s = 299
+    shown = {dict(labels).get("engine") for _, labels in read(metrics)}
+    assert {"early", "late"} <= shown
+    now_s = 301
+    shown = {dict(labels).get("engine") for _, labels in read(metrics)}
+    assert "early" not in shown
+    assert "late" in shown
+
+
+def test_an_engine_that_goes_to_another_model_keeps_its_name_and_loses_its_old_counts() -> None:
+    now_s = 0.0
+    metrics = made(lambda: now_s)
+    metrics(DONE)
+    metrics.left("m", "a")
+    metrics.joined("n", "a")
+    metrics(replace(DONE, model="n", format="plain"))
+    now_s = 301
+    assert value(metrics, "interlock_prompt_tokens_total", model="m", engine="a") is None
+    assert value(metrics, "interlock_prompt_tokens_total", model="n", engine="a") == 100
+    metrics(replace(DONE, model="n", format="plain"))
+    assert value(metrics, "interlock_prompt_tokens_total", model="n", engine="a") == 200
+
+
+def test_an_engine_whose_failures_others_make_good_is_seen() -> None:
+    metrics = made()
+    for number in range(3):
+        request = f"r{number}"
+        metrics(AttemptStarted(request, 1, engine="a", model="m", at_s=0.0))
+        metrics(AttemptFailed(request, 1, engine="a", reason="broke", model="m"))
+        why = "resume" if number == 2 else "elsewhere"
+        metrics(AttemptStarted(request, 2, engine="b", model="m", at_s=0.0, why=why, retry=True))
+        metrics(replace(DONE, request_id=request, engine="b", attempts=2, retries=1, resumes=int(number == 2)))
+    metrics(AttemptStarted("r3", 1, engine="a", model="m", at_s=0.0))
+    metrics(AttemptFailed("r3", 1, engine="a", reason="schema_mismatch", model="m"))
+    metrics(NotRetried("r3", 1, why="budget", model="m"))
+    series = {
+        ("attempts", "a"): value(metrics, "interlock_attempts_total", model="m", engine="a"),
+        ("attempts", "b"): value(metrics, "interlock_attempts_total", model="m", engine="b"),
+        ("broke", "a"): value(metrics, "interlock_attempt_failures_total", model="m", engine="a", reason="broke"),
+        ("missed", "a"): value(metrics, "interlock_attempt_failures_total", model="m", engine="a", reason="schema_mismatch"),
+        ("broke", "b"): value(metrics, "interlock_attempt_failures_total", model="m", engine="b", reason="broke"),
+        ("retries", ""): value(metrics, "interlock_retries_total", model="m"),
+        ("resumes", ""): value(metrics, "interlock_resumes_total", model="m"),
+        ("refused", "budget"): value(metrics, "interlock_retries_refused_total", model="m", reason="budget"),
+        ("refused", "poison"): value(metrics, "interlock_retries_refused_total", model="m", reason="poison"),
+    }
+    assert list(series.values()) == [4, 3, 3, 1, 0, 3, 1, 1, 0]
+
+
+def test_a_copy_is_of_its_moment() -> None:
+    metrics = made()
+    metrics(DONE)
+    before, write = metrics.expose(), metrics.copied()
+    metrics(DONE)
+    assert write("") == before != metrics.expose()
+
+
+@pytest.mark.parametrize(("present", "gone"), [(17, 0), (9, 256)])
+def test_what_a_scrape_takes_from_the_loop_is_little_whatever_engines_there_were(present: int, gone: int) -> None:
+    metrics = made()
+    for number in range(gone + present):
+        metrics.joined("m", f"e{number}")
+        metrics(replace(DONE, engine=f"e{number}"))
+        if number < gone:
+            metrics.left("m", f"e{number}")
+    best_s = min(repeat(metrics.copied, number=1, repeat=7))
+    assert best_s < 0.01, f"{best_s * 1e3:.2f} ms"
+    assert len(read(metrics)) < 6_000

@@ -172,9 +172,9 @@ def test_hostile_text_costs_linear_time(piece: str) -> None:
         text = piece * times
         best_s = 1.0
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.thread_time()  # of this thread's processor, whoever else wants it
             REDACTOR.text(text)
-            best_s = min(best_s, time.perf_counter() - start)
+            best_s = min(best_s, time.thread_time() - start)
         return best_s
 
     assert cost_s(8000) < 40 * cost_s(400) + 0.001  # 20 times the text; quadratic would be 400 times the time

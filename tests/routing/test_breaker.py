@@ -80,14 +80,43 @@ def test_half_open_lets_one_through_and_its_end_decides() -> None:
     assert breaker.admits(10)
     trial = breaker.started(10)
     assert not breaker.admits(10)
-    aside = breaker.started(10)  # sent all the same: it decides nothing
+    aside = breaker.started(10)  # sent all the same: that it fails decides nothing
+    breaker.heard(aside)
     breaker.failed(aside, 10)
     breaker.excused(aside)
-    breaker.succeeded(aside)
     assert breaker.state(1000) == "half_open"
     assert not breaker.admits(1000)
     breaker.failed(trial, 12)
     assert [breaker.state(at) for at in (12, 31.9, 32)] == ["open", "open", "half_open"]
+
+
+@pytest.mark.parametrize("trial", [False, True])
+def test_what_was_served_since_it_opened_closes_it(trial: bool) -> None:
+    breaker = Breaker(RULES)
+    before = breaker.started(0)
+    for _ in range(5):
+        breaker.failed(breaker.started(0), 0)
+    first = breaker.started(1)  # sent though none should be
+    breaker.succeeded(before)
+    assert breaker.state(1) == "open"
+    if trial:
+        breaker.started(10)
+    breaker.succeeded(first)
+    assert breaker.state(10) == "closed"
+    assert breaker.admits(10)
+    assert breaker.failing == 0
+
+
+def test_what_was_served_closes_no_breaker_that_opened_after_it_began() -> None:
+    breaker = opened()
+    aside = breaker.started(1)
+    breaker.failed(breaker.started(10), 11)
+    breaker.succeeded(aside)
+    assert breaker.state(12) == "open"
+    breaker.succeeded(breaker.started(12))
+    assert breaker.state(12) == "closed"
+    breaker.failed(aside, 12)
+    assert breaker.failing == 0
 
 
 def test_a_trial_that_says_nothing_makes_room_for_the_next() -> None:
@@ -164,6 +193,7 @@ class Model:
     until_s: float | None = None
     openings: int = 0
     trial: int | None = None  # the request that tries it
+    aside: set[int] = field(default_factory=set)  # requests that were sent though none should be, since it opened
 
     def state(self, now_s: float) -> BreakerState:
         return "closed" if self.until_s is None else "open" if now_s < self.until_s else "half_open"
@@ -211,6 +241,8 @@ class BreakerMachine(RuleBasedStateMachine):
             model.trial = self.numbers
             self.running = {number: (visit, False) for number, (visit, _) in self.running.items()}
             counts = True
+        elif not counts:
+            model.aside.add(self.numbers)
         self.running[self.numbers] = (self.breaker.started(self.now_s), counts)
 
     @precondition(lambda self: self.running)
@@ -227,6 +259,10 @@ class BreakerMachine(RuleBasedStateMachine):
         visit, counts = self.running.pop(number)
         self.breaker.succeeded(visit)
         self.close(number)
+        if number in self.model.aside and self.model.until_s is not None:
+            self.model.trial = number
+            self.close(number)
+            counts = True
         if counts:
             self.model.since.append((False, False))
             if len(self.model.since) >= SMALL.window:
@@ -247,6 +283,7 @@ class BreakerMachine(RuleBasedStateMachine):
             model.openings += 1
             model.trial = None
             model.since = []
+            model.aside = set()
             self.running = {number: (visit, False) for number, (visit, _) in self.running.items()}
 
     @precondition(lambda self: self.running)

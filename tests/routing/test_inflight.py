@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.events import AttemptFailed, AttemptStarted, ClientGone, Event, Finished, FirstToken, Received
+from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, Event, Finished, FirstToken, Received
 from gateway.routing.inflight import InFlight
 
 PLACES = [("m", "a"), ("m", "b"), ("other", "a")]
@@ -39,10 +39,14 @@ def lives(draw: st.DrawFn, request: str) -> Life:
         events += [started(request, number, place) for number in choices]
         if draw(st.booleans()):
             events.append(FirstToken(request, choices[0], place[1], place[0], 0.1))
-        ends = draw(st.lists(st.sampled_from(["fails", "gone", "serves"]), min_size=len(choices), max_size=len(choices)))
+        ends = draw(
+            st.lists(st.sampled_from(["fails", "gone", "serves", "one of many"]), min_size=len(choices), max_size=len(choices))
+        )
         for number, end in zip(choices, ends, strict=True):
             if end == "fails":
                 events.append(AttemptFailed(request, number, place[1], "broke"))
+            elif end == "one of many":
+                events.append(AttemptServed(request, number, place[1], place[0]))
             elif end == "gone":
                 events.append(ClientGone(request, number, place[1]))
     events.append(finished(request))
@@ -68,7 +72,7 @@ def open_now(events: list[Event]) -> Counter[tuple[str, str]]:
         match event:
             case AttemptStarted():
                 running.setdefault((event.request_id, event.attempt), (event.model, event.engine))
-            case AttemptFailed() | ClientGone():
+            case AttemptFailed() | AttemptServed() | ClientGone():
                 closed.add((event.request_id, event.attempt))
             case Finished():
                 over.add(event.request_id)
@@ -95,6 +99,26 @@ def test_a_retry_moves_the_count_to_the_other_engine() -> None:
     inflight.apply(AttemptFailed("r", 1, "a", "broke"))
     inflight.apply(started("r", 2, ("m", "b")))
     assert (inflight.count("m", "a"), inflight.count("m", "b")) == (0, 1)
+
+
+def test_what_runs_on_an_engine_that_had_the_name_before_does_not_count_against_the_new_one() -> None:
+    inflight = InFlight()
+    for request in ("old", "older"):
+        inflight.apply(started(request))
+    inflight.moved("m", "a")
+    assert (inflight.count("m", "a"), dict(inflight.counts)) == (0, {("m", "a"): 2})
+    inflight.apply(started("new"))
+    assert (inflight.count("m", "a"), dict(inflight.counts)) == (1, {("m", "a"): 3})
+    inflight.apply(finished("old"))
+    assert (inflight.count("m", "a"), dict(inflight.counts)) == (1, {("m", "a"): 2})
+    inflight.moved("m", "a")
+    inflight.apply(started("newest"))
+    assert (inflight.count("m", "a"), dict(inflight.counts)) == (1, {("m", "a"): 3})
+    for request in ("new", "older", "newest"):
+        inflight.apply(finished(request))
+    inflight.moved("m", "a")
+    inflight.apply(started("after"))
+    assert (inflight.count("m", "a"), dict(inflight.counts)) == (1, {("m", "a"): 1})
 
 
 def test_every_choice_of_a_request_counts() -> None:

@@ -40,15 +40,27 @@ OUT = {"ejected": True, "failing": 0.5}
         ({"a": {"share": 0.5, "running": 1}, "b": {"running": 2}}, "b", "least_busy"),
         # full
         ({"a": {"running": 4, "most_running": 4}, "b": {"running": 9}}, "b", "least_busy"),
-        ({"a": {"running": 4, "most_running": 4}, "b": {"running": 5, "most_running": 5}}, "a", "least_busy"),
-        # ejected, but no more than half of them
+        ({"a": {"running": 4, "most_running": 4}, "b": {"running": 5, "most_running": 5}}, None, "none"),
+        # had no room a moment ago
+        ({"a": {"shy": True}, "b": {"running": 99}}, "b", "least_busy"),
+        ({"a": {"shy": True}, "b": OUT}, "a", "least_busy"),
+        ({"a": {"shy": True, "running": 3}, "b": {"shy": True}}, "b", "least_busy"),
+        ({"a": {"shy": True}}, "a", "only"),
+        # ejected
         ({"a": OUT, "b": {"running": 99}}, "b", "least_busy"),
         ({"a": OUT, "b": {**OUT, "failing": 0.9}}, "a", "panic"),
         ({"a": {**OUT, "failing": 0.9}, "b": OUT}, "b", "panic"),
         ({"a": OUT, "b": {"ready": False}}, "a", "panic"),
-        ({"a": OUT, "b": OUT, "c": {"running": 9}}, "b", "panic"),  # one of three may be out: that which is the first
+        ({"a": OUT, "b": OUT, "c": {"running": 9}}, "c", "least_busy"),  # what fails at once is always idle
+        ({"a": OUT, "b": OUT, "c": {"running": 9, "most_running": 9}}, None, "none"),
         ({"a": OUT, "b": OUT, "c": {"running": 9}, "d": {"running": 8}}, "d", "least_busy"),
-        ({"a": OUT, "b": {**OUT, "failing": 0.4}, "c": OUT, "d": {"running": 9}}, "b", "panic"),
+        ({"a": OUT, "b": {**OUT, "failing": 0.4}, "c": OUT, "d": {"running": 9}}, "d", "least_busy"),
+        # fails, and is still in: idle as it is, it gets no more than its part
+        ({"a": {"failing": 0.3}, "b": {}}, "a", "least_busy"),
+        ({"a": {"failing": 0.3, "running": 7}, "b": {"running": 9}}, "b", "least_busy"),
+        ({"a": {"failing": 0.3, "running": 6}, "b": {"running": 9}}, "a", "least_busy"),
+        ({"a": {"failing": 1.0, "running": 1}, "b": {"running": 8}}, "b", "least_busy"),
+        ({"a": {"running": 8}, "b": {"running": 8}, "c": {"failing": 1.0}}, "c", "least_busy"),  # one has to see whether it does
         ({"a": OUT, "b": OUT, "c": {**OUT, "failing": 1.0}, "d": {**OUT, "failing": 0.9}}, "a", "panic"),
     ],
 )
@@ -57,7 +69,7 @@ def test_a_first_attempt(engines: dict[str, dict[str, Any]], chosen: str | None,
     decision = choose(view)
     assert (decision.engine, decision.why) == (chosen, why)
     assert decision.considered == view.engines
-    assert view.ready is (chosen is not None)
+    assert view.ready is (chosen is not None or decision.full)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +133,31 @@ def test_of_every_fleet(engines: list[EngineView], avoided: set[int]) -> None:
     avoid = {"abcdef"[at] for at in avoided}
     decision = choose(FleetView(tuple(named)), avoid=avoid)
     fit = [engine for engine in named if engine.ready and not engine.draining and not engine.rests_s and engine.id not in avoid]
-    assert (decision.engine is not None) is bool(fit), "who can serve is asked, and nobody else"
+    assert (decision.engine is not None or decision.full) is bool(fit), "who can serve is asked or waited for, and nobody else"
+    sound = [engine for engine in fit if not engine.ejected]
     if decision.engine is None:
+        assert all(engine.full for engine in sound)
         return
     (best,) = [engine for engine in fit if engine.id == decision.engine]
-    sound = [engine for engine in fit if not engine.ejected]
-    if best.ejected and sound:
-        assert sum(engine.ejected for engine in named) > len(named) // 2, "more than half are out: some must serve"
-    if best.full:
-        assert all(engine.full for engine in sound)
+    assert not (best.ejected and sound), "one that serves is always better"
+    assert not best.full
+
+
+BACK = {"ready": False, "returning": True}
+
+
+@pytest.mark.parametrize(
+    ("engines", "avoid", "weights", "returns"),
+    [
+        ({"a": {}, "b": BACK}, "a", None, True),
+        ({"a": {}, "b": {**BACK, "weights": "w"}}, "a", "w", True),
+        ({"a": {}, "b": {**BACK, "weights": "v"}}, "a", "w", False),
+        ({"a": BACK, "b": {"ready": False}}, "a", None, False),
+        ({"a": {}, "b": BACK, "c": {}}, "a", None, False),  # c serves now
+        ({"a": {}, "b": BACK, "c": {"rests_s": 9.0}}, "a", None, True),
+    ],
+)
+def test_one_that_may_be_back_at_once_is_told_of_where_there_is_none(
+    engines: dict[str, dict[str, Any]], avoid: str, weights: str | None, returns: bool
+) -> None:
+    assert choose(fleet(**engines), avoid=avoid, weights=weights).returns is returns

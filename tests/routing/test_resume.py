@@ -28,6 +28,7 @@ def test_a_plain_answer_can() -> None:
         (replace(FINE, request=sampled(frequency_penalty=-0.1)), "penalties"),
         (replace(FINE, request=sampled(repetition_penalty=1.1)), "penalties"),
         (replace(FINE, takes_ids=False), "ids"),
+        (replace(FINE, ended=True), "ended"),
         (replace(FINE, kept=False), "too_long"),
         (replace(FINE, resumes=2), "resumes"),
         (replace(FINE, left_s=0.0), "deadline"),

@@ -48,8 +48,8 @@ def out_of_memory(error: EngineRefused | EngineBroke) -> EngineRefused | EngineB
         (refused(503), "engine", True),
         (refused(503, 2.0), "busy", True),
         (refused(429), "busy", True),
-        (refused(408), "none", True),
-        (refused(421), "none", True),
+        (refused(408), "busy", True),
+        (refused(421), "busy", True),
         (refused(400), "none", False),
         (refused(401), "none", False),
         (refused(404), "none", False),
@@ -102,6 +102,51 @@ def test_when_a_request_is_given_up(failures: list[GatewayError], stops: list[St
     tries = Tries()
     assert [tries.after(f"e{at}", error, 0.1, RetryRules()) for at, error in enumerate(failures)] == stops
     assert tries.failed == [f"e{at}" for at in range(len(failures))]
+
+
+def test_engines_that_went_down_count_for_all_answers_of_a_request_and_each_once() -> None:
+    deaths: set[str] = set()
+    first, second = Tries(deaths=deaths), Tries(deaths=deaths)
+    rules = RetryRules()
+    assert first.after("a", EngineGone("x"), 0.1, rules) is None
+    assert second.after("a", EngineGone("x"), 0.1, rules) is None
+    assert second.after("b", EngineGone("x"), 0.1, rules) == "poison"
+    assert first.after("c", refused(500), 0.1, rules) == "poison"
+
+
+@pytest.mark.parametrize(
+    ("failures", "stops"),
+    [
+        ([EngineGone("x"), EngineGone("x")], [None, "poison"]),
+        ([EngineTimeout("between_tokens", 1), EngineBroke("x"), EngineGone("x")], [None, None, None]),
+        ([EngineGone("x"), EngineBroke("x"), EngineTimeout("between_tokens", 1)], [None, None, None]),
+    ],
+)
+def test_two_engines_that_fall_in_the_middle_of_an_answer_are_enough(
+    failures: list[GatewayError], stops: list[Stopped | None]
+) -> None:
+    tries, rules = Tries(), RetryRules(attempts=9)
+    assert [tries.after(f"e{at}", error, 60.0, rules, begun=True) for at, error in enumerate(failures)] == stops
+
+
+REFUSALS: list[GatewayError] = [refused(400), refused(404), ContextTooLong(9, 8), BadRequest("x")]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=repr)
+def test_what_an_engine_that_was_to_go_on_has_against_the_request_is_not_the_clients_fault(error: GatewayError) -> None:
+    tries, rules, broke = Tries(), RetryRules(), EngineBroke("x")
+    assert tries.after("a", broke, 1.0, rules, begun=True) is None
+    assert tries.after("b", error, 1.0, rules, begun=True, resumed=True) is None
+    assert tries.told(error, resumed=True) is broke
+    assert tries.told(error) is error
+    assert tries.after("c", error, 1.0, rules, begun=True, resumed=True) == "attempts"
+
+
+def test_a_client_that_stalls_is_told_so_all_the_same() -> None:
+    tries, stalls = Tries(), ClientStalled("x")
+    tries.after("a", EngineBroke("x"), 1.0, RetryRules(), begun=True)
+    assert tries.after("b", stalls, 1.0, RetryRules(), begun=True, resumed=True) == "final"
+    assert tries.told(stalls, resumed=True) is stalls
 
 
 def test_the_shortest_wait_is_told() -> None:

@@ -90,8 +90,11 @@ async def test_a_drained_engine_gets_no_requests_until_it_is_undone() -> None:
             assert (await served.chat()).status_code == 200
         assert (len(first.calls), len(second.calls)) == (0, 3)
         assert {name: each["draining"] for name, each in (await engines(served)).items()} == {IDS[0]: True, IDS[1]: False}
-        told = (await served.client.get("/ready")).json()
+        told = (await served.client.get(f"{served.admin_url}/ready")).json()
         assert (told["status"], told["problems"]) == ("ready", {"m": {IDS[0]: "draining"}})
+        public = await served.client.get("/ready")
+        assert (public.json()["models"], public.json()["problems"]) == ({"m": True}, {"m": ["draining"]})
+        assert IDS[0] not in public.text  # who can reach the API need not know the engines
         await admin.post(f"/fleet/{IDS[1].replace('/', '%2F')}/drain")
         assert (await served.client.get("/ready")).status_code == 503
         assert (await served.chat()).status_code == 503
@@ -123,12 +126,57 @@ async def test_an_unknown_engine_is_not_found(method: str) -> None:
             assert len(error["message"]) < 200
 
 
-@pytest.mark.parametrize(("site", "status"), [("cross-site", 400), ("same-site", 400), ("same-origin", 200), ("none", 200)])
-async def test_a_page_of_another_site_drains_nothing(site: str, status: int) -> None:
-    async with scripted() as (_, served):
-        response = await served.client.post(f"{served.admin_url}/fleet/e/drain", headers={"sec-fetch-site": site})
-        assert response.status_code == status
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"origin": "http://evil.example"}, 403),  # over plain HTTP a browser says no more
+        ({"origin": "null"}, 403),
+        ({"host": "10.0.0.1:8081", "origin": "http://10.0.0.1"}, 403),  # another port is another site
+        ({"host": "10.0.0.1:8081", "origin": "http://10.0.0.1:8081"}, 200),
+        ({"host": "evil.example:8081", "origin": "http://evil.example:8081", "sec-fetch-site": "same-origin"}, 403),
+        ({"host": "own.example", "origin": "https://OWN.example"}, 200),
+    ],
+)
+async def test_a_page_of_another_site_drains_nothing(said: dict[str, str], status: int) -> None:
+    async with scripted(server={"admin_names": ["Own.example"]}) as (_, served):
+        response = await served.client.post(f"{served.admin_url}/fleet/e/drain", headers=said)
+        assert response.status_code == status, response.text
         assert (await engines(served))["e"]["draining"] is (status == 200)
+        assert (await served.client.delete(f"{served.admin_url}/fleet/e/drain", headers=said)).status_code == status
+        if status != 200:
+            assert response.json()["error"]["code"] == "foreign_site"
+
+
+HOSTS = {
+    "127.0.0.1": True,
+    "[::1]:8081": True,
+    "localhost:1": True,
+    "gateway": True,
+    "gateway.ns.svc.cluster.local": True,
+    "interlock.internal.": True,
+    "own.example:9": True,
+    "evil.example": False,
+    "127.0.0.1.evil.example": False,
+    "x.own.example": False,
+    "evil.example:x": False,
+    "[::1": False,
+    "": False,
+}
+
+
+async def test_who_asks_for_another_host_is_told_nothing() -> None:
+    """A page's own name may lead here."""
+    async with scripted(server={"admin_names": ["own.example"]}) as (_, served):
+        for path in ("/fleet", "/explain?last=1"):
+            for host, own in HOSTS.items():
+                answer = await served.client.get(f"{served.admin_url}{path}", headers={"host": host})
+                assert answer.status_code == (200 if own else 403), host
+        for path in ("/health", "/ready", "/metrics"):  # probes and scrapers go by any name
+            assert (await served.client.get(f"{served.admin_url}{path}", headers={"host": "evil.example"})).status_code == 200
 
 
 async def test_only_the_admin_port_has_them() -> None:

@@ -159,7 +159,7 @@ async def test_no_connection_is_told_and_takes_the_engine_out() -> None:
     assert response.headers["retry-after"] == "1"
     assert response.json()["error"]["code"] == "no_engine"
     assert ready.status_code == 503
-    assert ready.json()["engines"] == {"m": {"e": False}}
+    assert ready.json()["models"] == {"m": False}
 
 
 async def test_a_stop_string_over_chunks_closes_the_engines_answer() -> None:
@@ -555,6 +555,15 @@ async def test_an_engines_wait_reaches_the_client() -> None:
         engine.script = lambda seen: [b"HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 2\r\n\r\n{}", CLOSE]
         response = await served.chat()
     assert (response.status_code, response.headers["retry-after"]) == (503, "7")
+
+
+async def test_the_time_to_come_back_is_rounded_up_so_that_nobody_comes_too_early() -> None:
+    async with scripted(kind="openai") as (engine, served):
+        engine.script = lambda seen: [b"HTTP/1.1 503 Busy\r\nretry-after: 2\r\ncontent-length: 2\r\n\r\n{}", CLOSE]
+        await served.chat()
+        await asyncio.sleep(0.6)
+        response = await served.chat()
+    assert (response.json()["error"]["code"], response.headers["retry-after"]) == ("engines_busy", "2")
 
 
 async def test_an_engines_key_is_not_passed_on_from_an_error_within_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,20 @@ def test_memory_is_bounded_whatever_happens() -> None:
     assert later < 1.2 * full
 
 
+def test_what_followed_a_failure_is_counted_while_the_request_runs() -> None:
+    explain = Explain(lambda: 5.0)
+    explain(Received("r", "d", 1.0))
+    explain(AttemptStarted("r", 1, "a", "m", 2.0, "least_busy"))
+    explain(AttemptStarted("r", 2, "b", "m", 2.0, "least_busy"))  # another choice
+    explain(AttemptFailed("r", 1, "a", "gone"))
+    explain(AttemptStarted("r", 3, "b", "m", 2.0, "resume", retry=True))
+    explain(AttemptFailed("r", 2, "b", "gone"))
+    explain(AttemptStarted("r", 4, "a", "m", 2.0, "panic", retry=True))
+    story = explain.story("r")
+    assert story is not None
+    assert (story.outcome, story.retries, story.resumes, len(story.attempts)) == (None, 2, 1, 4)
+
+
 def test_running_requests_are_bounded_too() -> None:
     explain = Explain(lambda: 5.0)
     for number in range(5000):

@@ -32,16 +32,18 @@ async def test_no_request_reaches_an_engine_with_another_tokenizer_and_ready_say
             ready = await served.client.get("/ready")
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "no_engine"
-    for each in told:
-        assert each.status_code == 503
-        assert each.json() == {
+    assert [each.status_code for each in told] == [503, 503]
+    assert [each.json() for each in told] == [
+        {"status": "not ready", "models": {"m": False}, "problems": {"m": ["tokenizer_mismatch"]}, "not_served": {}},
+        {
             "status": "not ready",
             "engines": {"m": {"e": False}},
             "problems": {"m": {"e": "tokenizer_mismatch"}},
             "not_served": {},
-        }
+        },
+    ]
     assert answered.status_code == 200
-    assert ready.json() == {"status": "ready", "engines": {"m": {"e": True}}, "problems": {}, "not_served": {}}
+    assert ready.json() == {"status": "ready", "models": {"m": True}, "problems": {}, "not_served": {}}
 
 
 async def test_other_problems_are_told_too_and_are_no_mismatch() -> None:
@@ -50,7 +52,7 @@ async def test_other_problems_are_told_too_and_are_no_mismatch() -> None:
             await served.client.get("/ready")
         told = (await served.client.get("/ready")).json()
         assert (await served.metrics())[MISMATCH] == 0
-    assert told["problems"] == {"m": {"e": "unreachable"}}
+    assert told["problems"] == {"m": ["unreachable"]}
 
 
 async def test_what_is_not_rendered_here_is_not_compared() -> None:
@@ -109,7 +111,7 @@ async def test_the_wrong_model_before_a_real_engine_never_serves(
         refused = await served.chat()
         told = (await served.client.get("/ready")).json()
     assert refused.status_code == 503
-    assert told["problems"] == {"m": {"e": "tokenizer_mismatch"}}
+    assert told["problems"] == {"m": ["tokenizer_mismatch"]}
     assert decoded(local_engine) == before
 
 

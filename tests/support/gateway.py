@@ -53,8 +53,8 @@ class Served:
         families = text_string_to_metric_families(text)
         return {sample(each.name, **each.labels): each.value for family in families for each in family.samples}
 
-    async def settled(self, name: str, value: float, within_s: float = 2.0) -> None:
-        """Waits until a sample has this value."""
+    async def settled(self, name: str, value: float | None, within_s: float = 2.0) -> None:
+        """Waits until a sample has this value; None: until there is none."""
         seen: float | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
