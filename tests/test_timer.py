@@ -177,6 +177,7 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "
 STAMPS = {
     "gateway/app.py": "when models were made, and the stamps of answers and of the access log",
     "gateway/cli.py": "the date of a check",
+    "gateway/start.py": "the stamp of a line of the log",
     "gateway/voice.py": "the date that a template asks for",
     "gateway/prompt/worker.py": "the same, in a process that renders",
     "gateway/upstream.py": "Retry-After may be a date",

@@ -34,7 +34,7 @@ def tokens(ids: Sequence[int], size: int = 1) -> list[Step]:
 
 def end(prompt: Sequence[int], made: int, finish: str = "stop") -> list[Step]:
     last = {"index": 0, "token_ids": [END] if finish == "stop" else [], "finish_reason": finish}
-    usage = {"prompt_tokens": len(prompt), "completion_tokens": made, "prompt_tokens_details": {"cached_tokens": 64}}
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": made, "prompt_tokens_details": {"cached_tokens": 16}}
     return [event({"choices": [last]}), event({"choices": [], "usage": usage}), *DONE]
 
 
@@ -98,7 +98,7 @@ async def test_a_thought_within_its_budget_is_left_alone() -> None:
         metrics = await served.metrics()
     assert len(engine.calls) == 1
     assert message == {"reasoning_content": "abc", "content": "Done"}
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 64
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 16
     assert metrics[OVER] == 0
 
 
@@ -120,7 +120,7 @@ async def test_without_any_tokens_for_it_a_thought_that_the_prompt_opens_is_ende
     assert call.body["prompt"][-2:] == [THINK, CLOSER]
     assert said["choices"][0]["message"]["content"] == "Done"
     assert said["usage"]["prompt_tokens"] == len(call.body["prompt"]) - 1
-    assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+    assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
 
 
 async def test_a_thought_is_ended_by_the_closer_of_the_opener_that_the_prompt_chose() -> None:
