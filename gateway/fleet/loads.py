@@ -6,13 +6,14 @@ engine answers here, or does not, takes it out, holds a request or a probe up, o
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 import structlog
 
 from engines.base import MAX_LOAD_BYTES, EngineInfo, EngineLoad
 from gateway.errors import GatewayError
+from gateway.fleet.following import Following
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import LOAD_COUNTS_S
 from gateway.upstream import Upstream
@@ -53,27 +54,16 @@ class Loads:
         self._upstream = upstream
         self._on_info = on_info
         self._times = times or LoadTimes()
-        self._asked: dict[str, tuple[Member, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Asks for ever, each engine at its own pace."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._follow(group)
-                await self._registry.changed()
+        await Following(self._registry, self._asking).run()
 
-    def _follow(self, group: asyncio.TaskGroup) -> None:
-        """A task for each engine that there is now, as it is now, and has anything to say."""
-        members = self._registry.members
-        for engine_id, (member, task) in list(self._asked.items()):
-            now = members.get(engine_id)
-            if now is None or (now.place, now.api_key) != (member.place, member.api_key):
-                task.cancel()
-                del self._asked[engine_id]
-        for engine_id, member in members.items():
-            if engine_id not in self._asked and (member.engine.load_paths or member.engine.identity_paths):
-                asking = _Asking(member, self._registry, self._upstream, self._on_info, self._times)
-                self._asked[engine_id] = (member, group.create_task(asking.run()))
+    def _asking(self, member: Member) -> Coroutine[None, None, None] | None:
+        """None for an engine that has nothing to say."""
+        if not (member.engine.load_paths or member.engine.identity_paths):
+            return None
+        return _Asking(member, self._registry, self._upstream, self._on_info, self._times).run()
 
 
 class Drift:

@@ -16,6 +16,7 @@ import structlog
 
 from engines.base import Call, EngineInfo
 from gateway.errors import EngineError, EngineTimeout, GatewayError
+from gateway.fleet.following import Following
 from gateway.fleet.parity import Parity
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import Problem
@@ -82,26 +83,10 @@ class Prober:
         self._on_info = on_info
         self._stood_s = stood_s
         self._times = times or ProbeTimes()
-        self._watched: dict[str, tuple[Member, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Probes for ever, each engine at its own pace."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._follow(group)
-                await self._registry.changed()
-
-    def _follow(self, group: asyncio.TaskGroup) -> None:
-        """A watch for each engine that there is now, as it is now, and none for any other."""
-        members = self._registry.members
-        for engine_id, (member, task) in list(self._watched.items()):
-            now = members.get(engine_id)
-            if now is None or (now.place, now.api_key) != (member.place, member.api_key):
-                task.cancel()
-                del self._watched[engine_id]
-        for engine_id, member in members.items():
-            if engine_id not in self._watched:
-                self._watched[engine_id] = (member, group.create_task(self._watch(member).run()))
+        await Following(self._registry, lambda member: self._watch(member).run()).run()
 
     def _watch(self, member: Member) -> "_Watch":
         parity = self._parity.get(member.model)

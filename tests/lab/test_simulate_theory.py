@@ -161,4 +161,4 @@ def test_the_numbers_of_a_spread() -> None:
 @pytest.mark.parametrize("wrong", [{"step_s": -1}, {"step_s": 0, "decode_s": 0}, {"blocks": 0}])
 def test_an_engine_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"time|room"):
-        replace(EngineModel(), **wrong)  # type: ignore[arg-type]
+        replace(EngineModel(), **wrong)  # type: ignore[arg-type]  # wrong on purpose

@@ -34,7 +34,7 @@ _MISSES, _AGEING = 16, 0.5
 def adapter(lab: ModuleType, tuning: Tuning) -> type:
     """A policy of the simulator that asks our router. With `hold_s` it is the gateway's queue as well."""
 
-    class Product(lab.Policy):  # type: ignore[misc, name-defined]
+    class Product(lab.Policy):  # type: ignore[misc, name-defined]  # a module that is read by its path
         def __init__(self, sim: Any) -> None:
             super().__init__(sim)
             self.router = Router(tuning, random.Random(11))
@@ -106,7 +106,7 @@ def run(lab: ModuleType, case: str, name: str, limit: int | None, drawn: tuple[f
     if name in held:
         policy = adapter(lab, Tuning("cost", lab.BS, held[name]))
     elif name in ("round_robin", "least_outstanding", "session"):
-        policy = adapter(lab, Tuning(name, lab.BS))  # type: ignore[arg-type]
+        policy = adapter(lab, Tuning(name, lab.BS))  # type: ignore[arg-type]  # a name of the command line
     else:
         policy = lab.POL[name]
     sim = lab.Sim(requests, engines, blocks, policy, speed=speed).run()
