@@ -117,13 +117,14 @@ class Reader(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What an engine says of itself; None where it says nothing. Its cache finds a prompt again by blocks of `block_tokens`, and
-    holds `kv_tokens`."""
+    holds `kv_tokens`. It answers `slots` requests at a time."""
 
     version: str | None = None
     model: str | None = None
     context_tokens: int | None = None
     block_tokens: int | None = None
     kv_tokens: int | None = None
+    slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

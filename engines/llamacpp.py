@@ -98,6 +98,7 @@ class LlamaCpp:
             context_tokens=(settings.n_ctx or None) if settings else None,
             block_tokens=1 if settings else None,
             kv_tokens=(count(settings.n_ctx * props.total_slots) or None) if settings else None,
+            slots=props.total_slots if 0 < props.total_slots <= MAX_COUNT else None,
         )
 
     def identity(self, _bodies: Sequence[bytes], info: EngineInfo, _rank: int | None) -> EngineInfo:

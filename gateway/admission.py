@@ -2,7 +2,10 @@
 
 A request passes at once while an engine of its model can take it and nobody waits before it. Else it waits in a bounded queue
 (`routing.queue` has its order) until an attempt ends or an engine comes back, within `wait_s` and its own deadline. Where probes
-have found that no engine can serve, it is refused.
+have found that no engine can serve, it is refused; so is one that would wait longer than it may, as things go.
+
+One for which there is room may be held too, as its engine has so much to do that another may be the better place by the time that
+it gets to it. That is a matter of speed alone: it never costs a request its answer, and nobody waits behind it.
 
 What a request that was let in does next waits for room too, and goes before those in the queue: an attempt that follows another,
 first come first served; its further answers, in turn with the queue, one each.
@@ -15,74 +18,33 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import inf
 
-from gateway.errors import Rejected, RejectReason, shown
-from gateway.events import AttemptFailed, AttemptServed, Event, Finished
+from gateway.errors import Rejected
+from gateway.events import AttemptFailed, AttemptServed, Event, Finished, Prefilled
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import RETURNS_S
+from gateway.refusals import Refusals
 from gateway.routing.policy import Decision, choose
-from gateway.routing.queue import FairQueue, Pace, Place
+from gateway.routing.queue import Place
 from gateway.routing.view import FleetView
 from gateway.timer import Alarm, Watchdog
+from gateway.waiting import Entrant, Line, Next, Turn, Waiter, Waiting, Where
 
-_NO_ENGINE_RETRY_S = 1.0  # engines that are down are asked four times a second
 _AFTER_REST_S = 0.001
+_MISSES = 16  # of those that wait, so many are looked at that can go nowhere
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRules:
-    """How many requests may wait and how long, in seconds; how long for an engine where all are known to be down."""
+    """How many requests may wait and how long, in seconds; how long for an engine where all are known to be down; and how long
+    the first token of one may take, as predicted, that had better wait."""
 
     requests: int
     wait_s: float
     down_wait_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """A request that wants in. `ends_at` is its own deadline, on the loop's clock."""
-
-    place: Place
-    ends_at: float
-
-
-Where = Callable[[FleetView], Decision]
-
-
-@dataclass(eq=False, slots=True)
-class _Turn:
-    """It is told when its turn has come. `engine` is where room is kept for it then."""
-
-    told: "asyncio.Future[None]"
-    engine: str | None = field(default=None, init=False)
-
-
-@dataclass(eq=False, slots=True)
-class _Next(_Turn):
-    """An attempt of a request that was let in."""
-
-    where: Where
-
-
-@dataclass(slots=True)
-class _Line:
-    """Those of one model. `others`: whose turn it is of the queue and the further answers."""
-
-    first: deque[_Next] = field(default_factory=deque)
-    answers: deque[_Next] = field(default_factory=deque)
-    others: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.first or self.answers)
-
-
-@dataclass(eq=False, slots=True)
-class _Waiter(_Turn):
-    entrant: Entrant
-    ends_at: float
-    alarm: Alarm | None = None
-    down_until: float | None = None  # where all engines are down: how long it waits for one
+    first_token_s: float = inf
 
 
 class Admission:
@@ -92,9 +54,9 @@ class Admission:
         self._registry = registry
         self._rules = rules
         self._watchdog = watchdog
-        self._queue: FairQueue[_Waiter] = FairQueue()
-        self._paces: dict[str, Pace] = {}
-        self._lines: dict[str, _Line] = {}
+        self._queue = Waiting()
+        self._refusals = Refusals(rules.requests, lambda model: self._queue.wait_s(model, _now_s()))
+        self._lines: dict[str, Line] = {}
         self._kept: Counter[str] = Counter()  # by engine
         self._due: set[str] = set()  # models that are looked at before the loop's next turn
         self._following: asyncio.Task[None] | None = None
@@ -115,23 +77,35 @@ class Admission:
         if len(self._queue) >= self._rules.requests or not any(self._awake(place.model)):
             self._check(place)
 
-    async def admit(self, entrant: Entrant, on_wait: Callable[[float], None]) -> None:
-        """Returns when an engine has room for the request, which begins in that step. Raises Rejected. `on_wait` is told the
-        seconds of any wait."""
-        self._settle(entrant.place.model)
-        if not self._check(entrant.place):
-            await self._wait(entrant, on_wait)
+    async def admit(self, entrant: Entrant, on_wait: Callable[[float], None]) -> Decision | None:
+        """Returns when an engine has room for the request, which begins in that step: on the engine that was chosen, or, None, on
+        one that it chooses now. Raises Rejected. `on_wait` is told the seconds of any wait."""
+        model = entrant.place.model
+        self._settle(model)
+        decision = None
+        if not self._queue.in_want(model):
+            decision = entrant.where(self.view(model))
+            if decision.engine is not None:
+                return decision
+        if decision is None or not decision.hold:
+            self._check(entrant.place)
+        elif self._is_full(entrant.place):
+            return None
+        elif (ttft_s := self._queue.ttft_s(entrant.place, decision)) > self._rules.first_token_s:
+            raise self._refusals.too_long(model, ttft_s)
+        await self._wait(entrant, decision, on_wait)
+        return None
 
     async def room(self, model: str, where: Where, within_s: float, *, first: bool) -> Decision:
         """Where an attempt of a request that was let in goes, and begins in that step: at once, or when an engine has room, or
         one that lost a connection is back. `first`: before all others. Without an engine where there is none, or none in time."""
-        line = self._lines.setdefault(model, _Line())
+        line = self._lines.setdefault(model, Line())
         lane = line.first if first else line.answers
         ends_at = _now_s() + within_s
         if not first:
             self._settle(model)
-        waits = not first and bool(line.answers or self._queue.count(model))
-        decision = where(self.view(model))
+        waits = not first and bool(line.answers or self._queue.in_want(model))
+        decision = Decision(None, "none", full=True) if waits else where(self.view(model))
         while (waits or (decision.engine is None and _comes(decision, first))) and (left_s := ends_at - _now_s()) > 0:
             only_returns = first and not decision.full
             await self._stand(model, lane, where, min(left_s, RETURNS_S) if only_returns else left_s)
@@ -158,31 +132,34 @@ class Admission:
         """Why an attempt of a request that was let in goes nowhere."""
         view = self._registry.view(model)
         if rests := _rests(view):
-            return _busy(model, rests)
-        return self._no_room(model) if view.ready else self._no_engine(model)
+            return self._refusals.busy(model, rests)
+        return self._refusals.no_room(model) if view.ready else self._refusals.no_engine(model)
 
     def __call__(self, event: Event) -> None:
         """Whenever an engine may have room, the next in line has it, but for one that goes on in the same step."""
-        if isinstance(event, AttemptFailed | AttemptServed | Finished):
+        if isinstance(event, Prefilled | AttemptFailed | AttemptServed | Finished):
             self._soon(event.model)
 
     # Who may pass
 
-    def _check(self, place: Place) -> bool:
-        """Whether it may pass now; False where it must wait. Raises Rejected."""
+    def _check(self, place: Place) -> None:
+        """Raises Rejected for one that may neither pass nor wait."""
         model = place.model
-        if not self._queue.count(model) and any(engine.most_running is None for engine in self._awake(model)):
-            return True
         view = self.view(model)
         if not view.ready and self._registry.down(model) and not self._rules.down_wait_s:
-            raise self._no_engine(model)
+            raise self._refusals.no_engine(model)
         if rests := _rests(view):
-            raise _busy(model, rests)
-        if not self._queue.count(model) and choose(view).engine is not None:
-            return True
-        if len(self._queue) >= self._rules.requests and self._queue.yields(place) is None:
-            raise self._full(model)
-        return False
+            raise self._refusals.busy(model, rests)
+        if not self._queue.in_want(model) and choose(view).engine is not None:
+            return
+        if self._is_full(place):
+            raise self._refusals.full(model)
+        wait_s = self._queue.predicted_s(place, _now_s())
+        if wait_s is not None and wait_s > self._rules.wait_s:
+            raise self._refusals.too_long(model, wait_s)
+
+    def _is_full(self, place: Place) -> bool:
+        return len(self._queue) >= self._rules.requests and self._queue.yields(place) is None
 
     def _awake(self, model: str) -> Iterator[Member]:
         """The engines that a request may go to, whatever the others are. Quicker than a view of all of them."""
@@ -193,44 +170,45 @@ class Admission:
 
     # Who waits
 
-    async def _wait(self, entrant: Entrant, on_wait: Callable[[float], None]) -> None:
+    async def _wait(self, entrant: Entrant, decision: Decision | None, on_wait: Callable[[float], None]) -> None:
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        waiter = _Waiter(loop.create_future(), entrant, min(began_s + self._rules.wait_s, entrant.ends_at))
-        self._enter(waiter)
+        began_s, model = loop.time(), entrant.place.model
+        held = decision is not None and decision.hold
+        waiter = Waiter(loop.create_future(), entrant, min(began_s + self._rules.wait_s, entrant.ends_at), held)
+        self._enter(waiter, decision)
         try:
             with Alarm(self._watchdog, waiter.ends_at, lambda: self._late(waiter)) as waiter.alarm:
-                self._pump(entrant.place.model)
+                self._pump(model)
                 await waiter.told
+        except Rejected:
+            if not waiter.held or loop.time() >= entrant.ends_at:
+                raise
         finally:
             self._leave(waiter)
             on_wait(loop.time() - began_s)
 
-    def _enter(self, waiter: _Waiter) -> None:
+    def _enter(self, waiter: Waiter, decision: Decision | None) -> None:
         place = waiter.entrant.place
         if len(self._queue) >= self._rules.requests:
             out = self._queue.yields(place)
             if out is None:
-                raise self._full(place.model)
-            self._refuse(out, self._full(out.entrant.place.model))
-        self._queue.push(waiter, place)
-        self._pace(place.model).waits(_now_s())
+                raise self._refusals.full(place.model)
+            self._refuse(out, self._refusals.full(out.entrant.place.model))
+        self._queue.enter(waiter, decision, _now_s())
         self._watch()
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: Waiter) -> None:
         """It waits no more, for whatever reason; what it was given and does not use is another's."""
         model = waiter.entrant.place.model
-        self._queue.remove(waiter)
+        self._queue.leave(waiter)
         if waiter.told.done() and not waiter.told.cancelled():
             waiter.told.exception()  # it is told, or its client has left meanwhile
-        if not self._queue.count(model):
-            self._pace(model).empty()
         self._give_back(model, waiter.engine)
         self._watch()
 
-    async def _stand(self, model: str, lane: deque[_Next], where: Where, within_s: float) -> None:
+    async def _stand(self, model: str, lane: deque[Next], where: Where, within_s: float) -> None:
         """Waits in the line until it is this one's turn, or its time is over."""
-        one = _Next(asyncio.get_running_loop().create_future(), where)
+        one = Next(asyncio.get_running_loop().create_future(), where)
         lane.append(one)
         self._watch()
         self._soon(model)
@@ -272,42 +250,56 @@ class Admission:
             timer.cancel()
         if not self._waits(model):
             return
-        line = self._lines.setdefault(model, _Line())
+        line = self._lines.setdefault(model, Line())
         for lane, first in ((line.first, True), (line.answers, False)):
             for one in list(lane):
                 self._go_on(model, lane, one, first)
         view = self._registry.view(model)
         if self._queue.count(model) and (not view.ready or model in self._down):
             self._bound_all(model, down=not view.ready and self._registry.down(model))
-        while (engine := choose(self.view(model)).engine) is not None and self._let_in(model, line, engine):
-            pass
+        self._let_in(model, line)
         rests = [engine.rests_s for engine in view.engines if engine.usable and engine.rests_s]
         if rests and self._waits(model):
             loop = asyncio.get_running_loop()
             self._rests[model] = loop.call_later(min(rests) + _AFTER_REST_S, self._pump, model)
 
-    def _go_on(self, model: str, lane: deque[_Next], one: _Next, first: bool) -> None:
+    def _go_on(self, model: str, lane: deque[Next], one: Next, first: bool) -> None:
         """Its turn has come where it has room, or there is nothing to wait for; further answers have room by turns."""
         decision = one.where(self.view(model))
         if (first and decision.engine is not None) or (decision.engine is None and not _comes(decision, first)):
             lane.remove(one)
             self._give(one, decision.engine)
 
-    def _let_in(self, model: str, line: _Line, engine: str) -> bool:
-        """Gives room to the next of the queue or of the further answers, in turn; False where nobody waits."""
-        first = self._queue.first(model)
-        if line.answers and (first is None or not line.others):
-            line.others = True
-            self._give(line.answers.popleft(), engine)
-        elif first is not None:
+    def _let_in(self, model: str, line: Line) -> None:
+        """Gives room to those of the queue and the further answers, in turn, while there is any."""
+        queue, misses = self._queue.order(model), 0
+        while misses < _MISSES:
+            if line.answers and (line.others is False or not self._queue.count(model)):
+                if (engine := line.answers[0].where(self.view(model)).engine) is None:
+                    return
+                line.others = True
+                self._give(line.answers.popleft(), engine)
+                continue
+            if (waiter := next(queue, None)) is None:
+                if not line.answers:
+                    return
+                line.others = False
+                continue
+            if waiter.told.done():  # its client has left, and it does not know yet
+                self._queue.leave(waiter)
+                continue
+            decision = waiter.entrant.where(self.view(model))
+            if decision.engine is None:
+                self._queue.hold(waiter, decision)
+                if not decision.hold:
+                    return
+                misses += 1
+                continue
             line.others = False
-            self._queue.take(model)
-            if not first.told.done():  # else its client has left, and it does not know yet
-                self._pace(model).left(_now_s(), waiting=bool(self._queue.count(model)))
-            self._give(first, engine)
-        return bool(line.answers or self._queue.count(model))
+            self._queue.let_in(waiter, _now_s())
+            self._give(waiter, decision.engine)
 
-    def _give(self, one: _Turn, engine: str | None) -> None:
+    def _give(self, one: Turn, engine: str | None) -> None:
         if one.told.done():
             return
         if engine is not None:
@@ -337,47 +329,26 @@ class Admission:
     def _bound_all(self, model: str, *, down: bool) -> None:
         """Bounds their waits anew where engines went down or came back."""
         (self._down.add if down else self._down.discard)(model)
-        for waiter in self._queue.waiting(model):
+        for waiter in self._queue.all(model):
             if down is not (waiter.down_until is not None):
                 self._bound(waiter, down)
 
-    def _bound(self, waiter: _Waiter, down: bool) -> None:
+    def _bound(self, waiter: Waiter, down: bool) -> None:
         now_s = _now_s()
         waiter.down_until = now_s + self._rules.down_wait_s if down else None
         if down and not self._rules.down_wait_s:
-            self._refuse(waiter, self._no_engine(waiter.entrant.place.model))
+            self._refuse(waiter, self._refusals.no_engine(waiter.entrant.place.model))
         elif waiter.alarm is not None:
             waiter.alarm.at_s = waiter.ends_at if waiter.down_until is None else min(waiter.ends_at, waiter.down_until)
 
-    def _refuse(self, waiter: _Waiter, error: Rejected) -> None:
-        self._queue.remove(waiter)
+    def _refuse(self, waiter: Waiter, error: Rejected) -> None:
+        self._queue.leave(waiter)
         if not waiter.told.done():
             waiter.told.set_exception(error)
 
-    # What is said
-
-    def _pace(self, model: str) -> Pace:
-        return self._paces.setdefault(model, Pace())
-
-    def _rejected(self, model: str, message: str, reason: RejectReason) -> Rejected:
-        return Rejected(message, reason=reason, retry_after_s=self._pace(model).wait_s(self._queue.count(model), _now_s()))
-
-    def _full(self, model: str) -> Rejected:
-        message = f"No engine of {shown(model)} has room, and {self._rules.requests} requests wait already; `/ready` says more."
-        return self._rejected(model, message, "queue_full")
-
-    def _no_engine(self, model: str) -> Rejected:
-        message = f"No engine of {shown(model)} can serve now; `/ready` says why."
-        return Rejected(message, reason="no_engine", retry_after_s=_NO_ENGINE_RETRY_S)
-
-    def _late(self, waiter: _Waiter) -> Rejected:
+    def _late(self, waiter: Waiter) -> Rejected:
         model = waiter.entrant.place.model
-        if not self._registry.view(model).ready:
-            return self._no_engine(model)
-        return self._no_room(model)
-
-    def _no_room(self, model: str) -> Rejected:
-        return self._rejected(model, f"No engine of {shown(model)} had room in time.", "queue_timeout")
+        return self._refusals.no_room(model) if self._registry.view(model).ready else self._refusals.no_engine(model)
 
 
 def _now_s() -> float:
@@ -393,7 +364,3 @@ def _rests(view: FleetView) -> list[float]:
     """How long the engines want no request, where that is so of all; else nothing."""
     rests = [engine.rests_s for engine in view.engines if engine.usable]
     return rests if all(rests) else []
-
-
-def _busy(model: str, rests: list[float]) -> Rejected:
-    return Rejected(f"Every engine of {shown(model)} is busy, as it says.", reason="engines_busy", retry_after_s=min(rests))

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -41,6 +42,7 @@ from gateway.pressure import Pressure
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
+from gateway.routing.choice import Chance
 from gateway.server.admin import add_admin
 from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
@@ -72,7 +74,7 @@ Records = Callable[[Mapping[str, object]], None]
 class Configured:
     """Settings, and their models in the same order, each read from its files. `warn_unchecked`: the log names models that are
     served without a check. `file`: where they came from, to be followed while the gateway runs. `hide` is
-    told what must not be logged."""
+    told what must not be logged. `chance`: between engines that are equal."""
 
     settings: Settings
     models: tuple[Model, ...]
@@ -80,6 +82,7 @@ class Configured:
     file: SettingsFile | None = None
     hide: Callable[[str], None] = lambda _: None
     discovery: DiscoveryRules = field(default_factory=DiscoveryRules)
+    chance: Chance = field(default_factory=random.Random)
 
 
 def configure(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Configured:
@@ -159,7 +162,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         _warn(model, unchecked=configured.warn_unchecked)
     registry, troubles = Registry((), standing_rules(settings.failures)), Troubles()
     dialect = OpenAIChat()
-    limits, gate = settings.limits, Gate(settings, registry)
+    limits, clock = settings.limits, asyncio.get_running_loop().time
+    gate = Gate(settings, registry, clock, configured.chance)
     health = Health(
         lambda: [(each.model, each.id) for each in registry.members.values()], registry.is_ready, registry.breaker_state
     )
@@ -167,7 +171,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
-    explain = Explain(asyncio.get_running_loop().time)
+    explain = Explain(clock)
     bus = Bus([registry.running.apply, gate.admission, metrics, explain, *logs])
     condition = Condition(troubles.told)
     async with gate.lag.ticking(), Upstream(gate.lag.stood_s) as upstream, _rendering_apart(settings, models, environ) as models:
@@ -188,11 +192,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         scrapes = Scrapes(metrics.copied)
         shown = scrapes if is_loopback(settings.server.host) else None
         public = operations(registry, models, condition, shown, to_operators=False)
-
-        def listing(wanted: tuple[Model, ...]) -> bytes:
-            return models_list(ModelCard(each.name, each.created_s, context_of(each, registry)) for each in wanted)
-
-        add_models(public, names, listing)
+        add_models(public, names, partial(_listing, registry))
         debugging = Debugging(dialect, names, registry, options)
         add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
@@ -203,6 +203,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
 
         def on_info(member: Member, info: EngineInfo) -> None:
             metrics.engine_info(member.id, member.engine.kind, info.version, member.model)
+            gate.guides.told(member.model, member.id, info)
 
         prober = Prober(registry, upstream, parity, on_info, stood_s=gate.lag.stood_s)
         asking = (prober, Loads(registry, upstream, on_info), membership, sources)
@@ -210,6 +211,10 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             refusal = dialect.error(Draining(CLOSED))
             main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))
             yield Gateway(main, Numbered(admin, new_id), registry, condition, models, gate.pressure, sources.reload)
+
+
+def _listing(registry: Registry, wanted: tuple[Model, ...]) -> bytes:
+    return models_list(ModelCard(each.name, each.created_s, context_of(each, registry)) for each in wanted)
 
 
 def _metrics(
@@ -261,6 +266,7 @@ def _services(settings: Settings, registry: Registry, upstream: Upstream, bus: B
         watchdog=gate.watchdog,
         new_call_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
         retries=RetryBudget(retry_rules(failures), lambda: sum(registry.running.counts.values())),
+        guides=gate.guides,
         resume=failures.resume == "exact",
         pressure=gate.pressure,
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from engines.base import Chunk, Reader, Work
 from gateway.course import Course
 from gateway.errors import BadRequest, EngineBroke, EngineGone, EngineRefused, GatewayError
-from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, FirstToken
+from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, CacheTold, ClientGone, FirstToken, Prefilled
 from gateway.fleet.registry import Member
 from gateway.fleet.visit import Visit
 from gateway.progress import Progress
@@ -43,6 +43,7 @@ class Attempt:
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._heard_s = 0.0
+        self._prefilling = True
 
     @property
     def resumed(self) -> bool:
@@ -64,7 +65,9 @@ class Attempt:
         visit = self._visit = job.services.registry.visit(member.id, self._give_up)
         retry, why = bool(self.progress.tries.failed), decision.why
         began_s, considered = self._began_s, decision.considered
-        emit(AttemptStarted(ledger.request_id, number, member.id, member.model, began_s, why, considered, retry))
+        forecast = self.progress.route.forecast
+        about = (ledger.request_id, number, member.id, member.model)
+        emit(AttemptStarted(*about, began_s, why, considered, retry, forecast))
         failure: str | None = "internal"
         try:
             failure = None if await self._serve() else SCHEMA_MISS
@@ -78,6 +81,7 @@ class Attempt:
             raise
         finally:
             visit.over()
+            self._release(served=failure is None)
             if failure is not None and job.sink.gone:
                 emit(ClientGone(ledger.request_id, number, member.id))
             elif failure is not None:
@@ -85,6 +89,26 @@ class Attempt:
             elif job.request.n > 1:
                 emit(AttemptServed(ledger.request_id, number, member.id, member.model))
         return failure is None
+
+    def _prefilled(self, now_s: float) -> None:
+        """The first token of all: what the engine does for it is done."""
+        self._prefilling = False
+        route, ledger, member = self.progress.route, self._job.ledger, self.member
+        route.prefilled()
+        about = (ledger.request_id, self.number, member.id, member.model)
+        self._job.services.bus.emit(Prefilled(*about, now_s - self._began_s, route.forecast))
+
+    def _release(self, *, served: bool) -> None:
+        """Nothing stays charged to the engine, whose router learns what it had in its cache. What an engine says of an answer
+        that another began is of other tokens."""
+        course, route, forecast = self.progress.course, self.progress.route, self.progress.route.forecast
+        if served and not self.resumed and forecast is not None:
+            usage, ledger, member = course.usage, self._job.ledger, self.member
+            cached = usage.cached_tokens or None  # engines that do not say leave it at 0
+            route.served(usage.prompt_tokens, usage.completion_tokens, cached, course.answer_ids)
+            about = (ledger.request_id, self.number, member.id, member.model)
+            self._job.services.bus.emit(CacheTold(*about, cached, forecast))
+        route.close()
 
     def _give_up(self, silent_s: float) -> None:
         """Probes found the engine gone. An answer that has waited so long for its first token goes to another, where one can take
@@ -200,6 +224,8 @@ class Attempt:
             return
         now, progress = self._loop.time(), self.progress
         timer.enter("between_tokens")
+        if self._prefilling:
+            self._prefilled(now)
         if now - self._heard_s >= HEARD_EACH_S:
             self._heard_s = now
             if self._visit is not None:

@@ -14,7 +14,7 @@ from gateway.formats.check import call_check
 from gateway.job import Job
 from gateway.model import Rendered
 from gateway.reading import reader_for, thought_limit
-from gateway.request import Delta, Finish, ParseFailure, Prompt, Tokens
+from gateway.request import Delta, Finish, ParseFailure, Prompt, Tokens, Usage
 from gateway.transcript import Transcript
 
 _UNSEEN = frozenset({ParseFailure, Finish, Tokens})  # what a reader of the answer does not see
@@ -62,6 +62,14 @@ class Course(Protocol):
     def schema_missed(self) -> bool:
         """Whether an answer that should fit a schema does not."""
 
+    @property
+    def usage(self) -> Usage:
+        """The tokens, by the engine's count where it gave one."""
+
+    @property
+    def answer_ids(self) -> Sequence[int]:
+        """The ids of the answer so far, up to where they are not known."""
+
 
 class RenderedCourse:
     """The course of an engine that the gateway rendered for: one choice, parsed here.
@@ -103,6 +111,16 @@ class RenderedCourse:
     def schema_missed(self) -> bool:
         """Whether a call or the answer missed its schema."""
         return self._reader.tally.schema_missed
+
+    @property
+    def usage(self) -> Usage:
+        """The engine's counts where it gave them, else ours."""
+        return self._reader.tally.final_usage()
+
+    @property
+    def answer_ids(self) -> Sequence[int]:
+        """Those before the first that its engine did not tell."""
+        return self._transcript.sure_ids
 
     def take(self, chunks: Sequence[Chunk]) -> bool:
         """Parses the chunks."""
@@ -216,6 +234,16 @@ class PassedCourse:
     def schema_missed(self) -> bool:
         """Whether a call missed its schema."""
         return any(reader.tally.schema_missed for reader in self._readers.values())
+
+    @property
+    def usage(self) -> Usage:
+        """What the engine said."""
+        return self._job.ledger.engine_usage or Usage()
+
+    @property
+    def answer_ids(self) -> Sequence[int]:
+        """None are known."""
+        return ()
 
     def take(self, chunks: Sequence[Chunk]) -> bool:
         """Measures the chunks."""

@@ -164,7 +164,7 @@ class BodyTimeout(ClientError):
     reason = "body_timeout"
 
 
-RejectReason = Literal["queue_full", "queue_timeout", "no_engine", "engines_busy", "overloaded", "no_worker"]
+RejectReason = Literal["queue_full", "queue_timeout", "wait_too_long", "no_engine", "engines_busy", "overloaded", "no_worker"]
 
 
 class Rejected(GatewayError):

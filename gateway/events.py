@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.request import FailureKind, Usage
-from gateway.routing.view import EngineView
+from gateway.routing.view import EngineView, Forecast
 
 Outcome = Literal["ok", "client_error", "rejected", "upstream_error", "timeout", "client_gone", "drained"]
 NO_ENGINE = "none"  # the engine's name before a request was routed
@@ -28,8 +28,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """Attempt number `attempt` of this request goes to `engine`: `why`, and out of which engines as they were then. `retry`: it
-    follows a failure."""
+    """Attempt number `attempt` of this request goes to `engine`: `why`, out of which engines as they were then, and what is
+    expected of it. `retry`: it follows a failure."""
 
     request_id: str
     attempt: int
@@ -39,6 +39,32 @@ class AttemptStarted:
     why: str = ""
     considered: tuple[EngineView, ...] = ()
     retry: bool = False
+    forecast: Forecast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The engine has made the attempt's prompt: its first token came, so long after the attempt began."""
+
+    request_id: str
+    attempt: int
+    engine: str
+    model: str
+    ttft_s: float
+    forecast: Forecast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTold:
+    """What an attempt that served had in the engine's cache, as the engine says (None: it does not say), beside what was
+    expected."""
+
+    request_id: str
+    attempt: int
+    engine: str
+    model: str
+    cached_tokens: int | None
+    forecast: Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,4 +154,15 @@ class Finished:
     notes: tuple[str, ...] = ()
 
 
-Event = Received | AttemptStarted | FirstToken | AttemptFailed | AttemptServed | NotRetried | ClientGone | Finished
+Event = (
+    Received
+    | AttemptStarted
+    | Prefilled
+    | CacheTold
+    | FirstToken
+    | AttemptFailed
+    | AttemptServed
+    | NotRetried
+    | ClientGone
+    | Finished
+)

@@ -16,19 +16,20 @@ from gateway.events import NotRetried
 from gateway.fleet.registry import Member
 from gateway.job import Job
 from gateway.progress import Progress, begun
-from gateway.routing.policy import Decision, choose
+from gateway.route import Route
+from gateway.routing.policy import Decision
 from gateway.routing.resume import Objection, objection
 from gateway.routing.retry import Stopped
 from gateway.routing.view import FleetView
 
 
-async def first_engine(job: Job, admission: Admission, *, let_in: bool) -> tuple[Member, Decision]:
+async def first_engine(job: Job, route: Route, admission: Admission, *, let_in: bool) -> Decision:
     """Where a new answer goes, as soon as there is room for it; `let_in`: that was kept for it. Raises Rejected."""
     within_s = min(left_s(job), WAIT_S) if let_in else left_s(job)
-    decision = await admission.room(job.model.name, choose, within_s, first=let_in)
+    decision = await admission.room(job.model.name, route.first, within_s, first=let_in)
     if decision.engine is None:
         raise admission.refusal(job.model.name)
-    return job.services.registry.members[decision.engine], decision
+    return decision
 
 
 async def next_attempt(failed: Attempt, error: GatewayError, admission: Admission) -> Attempt:
@@ -87,11 +88,12 @@ def _unable(failed: Attempt) -> Stopped | None:
 
 def _where(progress: Progress, goes_on: bool, view: FleetView) -> Decision:
     """Where nothing was given, an answer that no engine can go on with may be begun anew."""
+    route = progress.route
     if goes_on:
-        decision = choose(view, avoid=progress.passed_over(goes_on=True), weights=progress.weights)
+        decision = route.next(view, progress.passed_over(goes_on=True), progress.weights)
         if decision.engine is not None or progress.delivered:
             return decision
-    return choose(view, avoid=progress.passed_over(goes_on=False))
+    return route.next(view, progress.passed_over(goes_on=False))
 
 
 def _attempt(progress: Progress, member: Member, decision: Decision) -> Attempt:
@@ -103,7 +105,15 @@ def _attempt(progress: Progress, member: Member, decision: Decision) -> Attempt:
         progress.resume()
         return Attempt(progress, member, decision)
     job = progress.job
-    anew = begun(job, member, progress.choice, number=progress.number, may_miss=progress.may_miss, tries=progress.tries)
+    anew = begun(
+        job,
+        progress.route,
+        decision,
+        progress.choice,
+        number=progress.number,
+        may_miss=progress.may_miss,
+        tries=progress.tries,
+    )
     anew.permit = progress.permit
     return Attempt(anew, member, decision)
 

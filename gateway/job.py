@@ -14,6 +14,7 @@ from gateway.model import Model
 from gateway.observe.bus import Bus
 from gateway.pressure import Pressure
 from gateway.request import FailureKind, GenerateRequest, Prompt, Usage
+from gateway.route import Asked, Guides, Route
 from gateway.routing.queue import DEFAULT_TENANT
 from gateway.timer import StageLimits, Watchdog
 from gateway.upstream import Upstream
@@ -48,6 +49,7 @@ class Services:
     watchdog: Watchdog
     new_call_id: Callable[[], str]
     retries: RetryBudget
+    guides: Guides
     resume: bool = True
     pressure: Pressure = field(default_factory=Pressure)
 
@@ -101,7 +103,8 @@ class Ledger:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request that is ready to be served. `prompt` is None where the engine templates itself; `check` is for JSON answers.
-    `may_retry`: its sender does not do so itself. `tenant` and `priority` say when it has its turn where requests wait."""
+    `asked` is what decides where it goes. `may_retry`: its sender does not do so itself. `tenant` and `priority` say when it has
+    its turn where requests wait."""
 
     services: Services
     model: Model
@@ -110,7 +113,12 @@ class Job:
     encoder: Encoder
     sink: Sink
     ledger: Ledger
+    asked: Asked
     check: Callable[[str], Sequence[FailureKind]] | None = None
     may_retry: bool = True
     tenant: str = DEFAULT_TENANT
     priority: int = 0
+
+    def route(self, choice: int) -> Route:
+        """The way of one of its answers."""
+        return Route(self.services.guides.of(self.model.name), self.asked, f"{self.ledger.request_id}/{choice}")

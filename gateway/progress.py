@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from engines.base import Traits, Work
 from gateway.budget import Permit
 from gateway.course import Course, course_of
-from gateway.fleet.registry import Member
 from gateway.job import Job
 from gateway.reading import work_for
-from gateway.routing.policy import choose
+from gateway.route import Route
+from gateway.routing.policy import Decision, choose
 from gateway.routing.resume import Cut, objection, penalties
 from gateway.routing.retry import Tries
 
@@ -20,6 +20,7 @@ class Progress:
     are the loop's."""
 
     job: Job
+    route: Route
     choice: int
     number: int
     may_miss: bool
@@ -92,20 +93,24 @@ class Progress:
             self.permit.give_back()
 
 
-def begun(job: Job, member: Member, choice: int, *, number: int, may_miss: bool, tries: Tries | None = None) -> Progress:
-    """A fresh answer, for an engine like this one. Each that is thrown away for its schema has another seed."""
-    traits = member.engine.traits
+def begun(
+    job: Job, route: Route, decision: Decision, choice: int, *, number: int, may_miss: bool, tries: Tries | None = None
+) -> Progress:
+    """A fresh answer, for an engine like the one that was chosen. Each that is thrown away for its schema has another seed."""
+    engine = str(decision.engine)
+    traits = job.services.registry.members[engine].engine.traits
     sampled = job.request.sampling.temperature != 0  # greedy answers are all the same
     work = _work(job, choice + number * job.request.n)
     return Progress(
         job,
+        route,
         choice,
         number,
         may_miss=may_miss and sampled and job.model.rules.on_schema_miss == "retry",
         course=course_of(job, choice, traits),
         whole=work,
         work=work,
-        weights=job.services.registry.weights(member.id),
+        weights=job.services.registry.weights(engine),
         traits=traits,
         tries=tries or Tries(deaths=job.ledger.deaths),
     )

@@ -113,7 +113,7 @@ class GenerateRequest:
     The names in `template_kwargs` are identifiers of at most 64 characters, none of them the gateway's own. `logprobs` is how
     many alternatives each token's log probability shall have, None where none is wanted. `reasoning_budget` is how many tokens
     the thoughts of one answer may have. `continue_final_message`: the model goes on where the last message, an assistant's, ends;
-    `add_generation_prompt` is then False.
+    `add_generation_prompt` is then False. `affinity` is the client's word for what its requests share.
     """
 
     model: str
@@ -134,6 +134,7 @@ class GenerateRequest:
     reasoning_budget: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    affinity: str | None = None
     ignored: tuple[str, ...] = ()
     body: bytes = b""
 

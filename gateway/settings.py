@@ -33,7 +33,7 @@ from gateway.settings_fit import (
     source_path,
     speeches,
 )
-from gateway.settings_parts import FailureSettings, LimitSettings, ServerSettings, TimeoutSettings
+from gateway.settings_parts import FailureSettings, LimitSettings, RoutingSettings, ServerSettings, TimeoutSettings
 from gateway.settings_tree import PREFIX, KeyPath, Place, Problem, read_tree
 
 KINDS = ("llamacpp", "vllm", "sglang", "trtllm", "openai")
@@ -217,6 +217,7 @@ class Settings(Section):
     timeouts: Annotated[TimeoutSettings, BeforeValidator(section_of)] = Field(default_factory=TimeoutSettings)
     limits: Annotated[LimitSettings, BeforeValidator(section_of)] = Field(default_factory=LimitSettings)
     failures: Annotated[FailureSettings, BeforeValidator(section_of)] = Field(default_factory=FailureSettings)
+    routing: Annotated[RoutingSettings, BeforeValidator(section_of)] = Field(default_factory=RoutingSettings)
     require_checks: bool = False
     """Serve no model that has not passed `interlock check`: one without a profile, or whose profile was changed since."""
 
@@ -230,6 +231,7 @@ SECTIONS: Mapping[tuple[str, ...], type[Section]] = MappingProxyType(
         ("timeouts",): TimeoutSettings,
         ("limits",): LimitSettings,
         ("failures",): FailureSettings,
+        ("routing",): RoutingSettings,
     }
 )
 """The models by the keys that lead to them, list positions left out."""

@@ -165,3 +165,28 @@ class LimitSettings(Section):
     render_s: Seconds = 10.0
     """The processor time that such a process may take for one prompt. Then it is stopped, and the request is answered with 400.
     One that does not answer within twice that time is started again; where that does not help, the answer is 503."""
+
+
+class RoutingSettings(Section):
+    """Which engine of a model a request goes to."""
+
+    policy: Literal["cost", "round_robin", "least_outstanding", "session"] = "cost"
+    """`cost`: where its first token is predicted soonest, the delay it puts on others counted in: near its prefix in an engine's
+    cache, but for what waits there. `round_robin`: each engine in its turn. `least_outstanding`: the one with the fewest
+    requests. `session`: one engine for all requests of a session, as its client names it (`prompt_cache_key` in the body, or the
+    header `x-session-affinity`, `x-session-id` or `x-claude-code-session-id`); those without a name go by cost."""
+
+    chunk_tokens: int = Field(128, ge=1, le=65_536)
+    """Prompts are known by chunks of so many tokens. A multiple of the engines' block size."""
+
+    hold_s: float | None = Field(1.0, ge=0, allow_inf_nan=False)
+    """With `cost`: a request waits in the gateway where its best engine has more seconds of prompts ahead of it, or no room for
+    it, so that it goes to the engine that is best when there is room, at most `limits.queue_wait_s`. `null`: it never does."""
+
+    kappa_max: float = Field(12.0, ge=1, allow_inf_nan=False)
+    """With `cost`: the most that a second of a prompt's work may count against a second of waiting. It counts more the busier the
+    fleet is, as everyone behind it waits too."""
+
+    index_entries: int = Field(2_000_000, ge=1024)
+    """The most chunks that are remembered of a model, over all its engines: some 125 bytes each. Those used least recently are
+    forgotten first."""

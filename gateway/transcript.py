@@ -65,6 +65,11 @@ class Transcript:
         return len(self._ids)
 
     @property
+    def sure_ids(self) -> Sequence[int]:
+        """The ids that were read, before the first that was lost."""
+        return self._ids[: self._sure]
+
+    @property
     def counted(self) -> int:
         """How many tokens were read, each once."""
         return self._reader.tally.tokens

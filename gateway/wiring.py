@@ -17,10 +17,12 @@ from gateway.model import Model
 from gateway.observe.metrics import Served
 from gateway.observe.overload import Overload
 from gateway.pressure import Pressure
+from gateway.route import Guides
 from gateway.routing.breaker import BreakerRules
+from gateway.routing.choice import Chance, Tuning
 from gateway.routing.retry import RetryRules
 from gateway.settings import EngineSettings, Settings
-from gateway.settings_parts import FailureSettings, LimitSettings, TimeoutSettings
+from gateway.settings_parts import FailureSettings, LimitSettings, RoutingSettings, TimeoutSettings
 from gateway.timer import StageLimits, Watchdog
 
 
@@ -80,19 +82,26 @@ def request_limits(limits: LimitSettings) -> Limits:
     return Limits(n=limits.n, stop=limits.stop, logprobs=limits.logprobs, tools=limits.tools, messages=limits.messages)
 
 
-def queue_rules(limits: LimitSettings) -> QueueRules:
+def queue_rules(limits: LimitSettings, timeouts: TimeoutSettings) -> QueueRules:
     """Who may wait."""
-    return QueueRules(limits.queue_requests, limits.queue_wait_s, limits.down_wait_s)
+    return QueueRules(limits.queue_requests, limits.queue_wait_s, limits.down_wait_s, timeouts.first_token_s)
+
+
+def tuning(routing: RoutingSettings) -> Tuning:
+    """How engines are chosen."""
+    return Tuning(**routing.model_dump())
 
 
 class Gate:
-    """What stands between clients and engines: who may start, how close the gateway is to its limits, and the time limits of all.
-    A lasting lateness of the loop of 1 s is a limit too."""
+    """What stands between clients and engines: who may start and where, how close the gateway is to its limits, and the time
+    limits of all. A lasting lateness of the loop of 1 s is a limit too. `clock` is the loop's; `chance` decides between engines
+    that are equal."""
 
-    def __init__(self, settings: Settings, registry: Registry) -> None:
+    def __init__(self, settings: Settings, registry: Registry, clock: Callable[[], float], chance: Chance) -> None:
         limits = settings.limits
-        admission, lag = Admission(registry, queue_rules(limits), watchdog := Watchdog()), LoopLag()
+        admission, lag = Admission(registry, queue_rules(limits, settings.timeouts), watchdog := Watchdog()), LoopLag()
         self.watchdog, self.admission, self.lag = watchdog, admission, lag
+        self.guides = Guides((model.name for model in settings.models), tuning(settings.routing), clock, chance)
         self.pressure = pressure = Pressure(limits.inflight_requests, {"lag": lambda: lag.lasting_s})
         models = [model.name for model in settings.models]
         self.gauges = Overload(models, admission.depth, lambda: admission.fill, lambda: pressure.level, lambda: lag.most_s)

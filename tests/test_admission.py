@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.wiring import fleet, lose
 
-from gateway.admission import Admission, Entrant, QueueRules
+from gateway.admission import Admission, QueueRules
 from gateway.errors import EngineRefused, GatewayError, Rejected
 from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, Event, Finished
 from gateway.fleet.registry import Registry
 from gateway.routing.policy import choose
 from gateway.routing.queue import Place
 from gateway.timer import Watchdog
+from gateway.waiting import Entrant
 
 
 def gate(

@@ -6,6 +6,8 @@ thing, from the ASGI application down.
 
 import asyncio
 import json
+import random
+import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -33,6 +35,8 @@ from gateway.job import Services
 from gateway.model import Model, Rendered
 from gateway.observe.bus import Bus
 from gateway.prompt.prompter import Prompter
+from gateway.route import Guides
+from gateway.routing.choice import Tuning
 from gateway.routing.retry import RetryRules
 from gateway.server.completions import Completions, ServeOptions
 from gateway.timer import StageLimits, Watchdog
@@ -175,6 +179,7 @@ def served(upstream: FakeUpstream, events: list[Event], on_schema_miss: str) -> 
         watchdog=Watchdog(),
         new_call_id=lambda: "call_1",
         retries=RetryBudget(RetryRules(), lambda: 1),
+        guides=Guides(["m"], Tuning(), time.monotonic, random.Random(1)),
     )
     return Completions(
         OpenAIChat(),

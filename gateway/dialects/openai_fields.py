@@ -140,6 +140,7 @@ class ChatBody(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    prompt_cache_key: str | None = None
 
 
 class OnlyCalledFunction(CalledFunction, forbid_unknown_fields=True):

@@ -141,6 +141,7 @@ def _request(data: bytes, fields: Mapping[str, Raw], body: ChatBody, limits: Lim
         reasoning_budget=_reasoning_budget(body),
         add_generation_prompt=_begins_turn(body),
         continue_final_message=bool(body.continue_final_message),
+        affinity=body.prompt_cache_key or None,
         ignored=checks.fit_for_header((*mended, *_ignored(fields, body))),
         body=data,
     )

@@ -86,9 +86,11 @@ class Registry:
         on."""
         known = self._members.get(member.id)
         if known is None or known.place != member.place:
-            losses = self.losses(member.id)
+            before = self._standings.get(member.id)
             self._enter(member)
-            self._standings[member.id].losses = losses + 1  # what was asked before is not of this one
+            after = self._standings[member.id]  # what was asked before, and is known, is not of this one
+            after.losses = (before.losses if before else 0) + 1
+            after.life = (before.life if before else 0) + 1
         else:
             self._members[member.id] = member
             self._standings[member.id].leaving = False

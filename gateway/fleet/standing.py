@@ -41,6 +41,7 @@ class Standing:
         self.problem: Problem | None = "not_probed"
         self.asked = False  # whether that is a probe's word
         self.losses = 0
+        self.life = 0  # another number: it may have been restarted
         self._lost_s = 0.0
         self.info = EngineInfo()
         self.draining = False  # its operator's wish
@@ -93,6 +94,7 @@ class Standing:
             self._away = True
         elif problem is None and self._away:
             self._away = False
+            self.life += 1
             self._warm_s = now_s + self._slow_start_s
             self.breaker.back(now_s)
 
@@ -151,4 +153,6 @@ class Standing:
             share=self.share(now_s),
             failing=self.breaker.failing,
             weights=weights,
+            life=self.life,
+            slots=self.info.slots,
         )

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from gateway.routing.policy import Decision
+from gateway.routing.view import Forecast, Terms
 
 PolicyName = Literal["cost", "round_robin", "least_outstanding", "session"]
 
@@ -33,9 +34,10 @@ class Tuning:
 class Query:
     """One attempt that wants an engine.
 
-    `request` is its own, never used twice. `keys` are those of gateway.routing.chain, root first; `tokens` the prompt's length;
-    `unit_tokens` what a key stands for, where that is not `chunk_tokens` (text). `affinity` is a hint, and breaks ties alone.
-    `avoid` and `weights`: see gateway.routing.policy. `patient`: it may be held back for a better place.
+    `request` is its own: with one that is charged already it is chosen for anew. `keys` are those of gateway.routing.chain, root
+    first; `tokens` the prompt's length; `unit_tokens` what a key stands for, where that is not `chunk_tokens` (text). `affinity`
+    is a hint, and breaks ties alone. `avoid` and `weights`: see gateway.routing.policy. `patient`: it may be held back for a
+    better place.
     """
 
     request: str
@@ -48,29 +50,30 @@ class Query:
     patient: bool = True
 
 
-class Terms(NamedTuple):
-    """What a request costs on one engine, in seconds: the sum decides. See gateway.routing.cost."""
-
-    wait_s: float = 0.0
-    memory_s: float = 0.0
-    prefill_s: float = 0.0
-    eviction_s: float = 0.0
-    standing_s: float = 0.0
-    kappa: float = 1.0
-
-    @property
-    def total_s(self) -> float:
-        """The cost."""
-        return self.wait_s + self.memory_s + self.kappa * self.prefill_s + self.eviction_s + self.standing_s
-
-
 @dataclass(frozen=True, slots=True)
 class Choice(Decision):
-    """The decision, and what is predicted for it. `hold`: no engine yet, nothing is charged; ask again when a first token or an
-    end was seen. `prefill_s` is the request's own work on the best engine, `ttft_s` with what it waits for."""
+    """The decision, and what is predicted for it; None where no engine can serve. With `hold` nothing is charged: it is to be
+    asked for again when a first token or an end was seen. `prefill_s` is the request's own work on the best engine, `ttft_s` with
+    what it waits for."""
 
-    hold: bool = False
-    cached_tokens: int = 0
-    prefill_s: float = 0.0
-    ttft_s: float = 0.0
-    terms: Terms | None = None
+    forecast: Forecast | None = None
+
+    @property
+    def terms(self) -> Terms | None:
+        """What the cost is made of."""
+        return self.forecast.terms if self.forecast else None
+
+    @property
+    def cached_tokens(self) -> int:
+        """The prompt's tokens that the engine has."""
+        return self.forecast.cached_tokens if self.forecast else 0
+
+    @property
+    def prefill_s(self) -> float:
+        """Its own work."""
+        return self.forecast.terms.prefill_s if self.forecast else 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """How long until its first token."""
+        return self.forecast.ttft_s if self.forecast else 0.0

@@ -8,7 +8,7 @@ that a copy costs; a conversation moves when the wait is worth making its prompt
 
 from typing import NamedTuple
 
-from gateway.routing.choice import Terms
+from gateway.routing.view import Terms
 
 _BUSIEST = 0.95  # utilisation beyond which kappa rises no more
 _MOST_HOLDS = 4.0
@@ -17,7 +17,7 @@ _WINDOW_S = 60.0
 
 class Load(NamedTuple):
     """One engine as the router sees it now. Units are keys of the index. `work_s`: prefill of the last minute; `hold_s`: how
-    long a request holds its memory."""
+    long a request holds its memory. `running` requests of ours are on it, which has `slots` for them (None: no bound)."""
 
     wait_s: float
     work_s: float
@@ -26,6 +26,8 @@ class Load(NamedTuple):
     free_units: int
     tail_chance: float
     hold_s: float
+    running: int = 0
+    slots: int | None = None
 
 
 class Need(NamedTuple):
@@ -55,6 +57,13 @@ def memory_s(load: Load, need: Need) -> float:
     return load.hold_s * min(_MOST_HOLDS, 2.0 * lacking / load.held_units)
 
 
+def slot_s(load: Load) -> float:
+    """How long until a running request leaves its slot to this one; 0: one is free."""
+    if load.slots is None or load.running < load.slots:
+        return 0.0
+    return load.hold_s * min(_MOST_HOLDS, (load.running - load.slots + 1) / load.slots)
+
+
 def eviction_s(load: Load, need: Need) -> float:
     """What is pushed out of a full cache, by the prefill it takes to make again and the chance that it is wanted."""
     pushed = need.units - need.matched - load.free_units
@@ -69,4 +78,5 @@ def standing_s(load: Load, need: Need) -> float:
 
 def terms(load: Load, need: Need, kappa: float) -> Terms:
     """The whole cost of a request on an engine."""
-    return Terms(load.wait_s, memory_s(load, need), need.prefill_s, eviction_s(load, need), standing_s(load, need), kappa)
+    room_s = max(memory_s(load, need), slot_s(load))
+    return Terms(load.wait_s, room_s, need.prefill_s, eviction_s(load, need), standing_s(load, need), kappa)

@@ -5,6 +5,7 @@ units), so that with no request open each of them is exactly 0.
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import exp
 
@@ -58,6 +59,7 @@ class Account:
         self._capacity = float(capacity_units)
         self._reports = False
         self._wrong = 0
+        self.life: int | None = None  # of the engine, as last seen
 
     @property
     def pending_ns(self) -> int:
@@ -170,6 +172,13 @@ class Ledger:
         if found is None:
             found = self._accounts[engine] = Account(self._default_units)
         return found
+
+    def forget(self, engines: Collection[str]) -> list[str]:
+        """Forgets all engines but these and those that have requests; which those are."""
+        gone = [engine for engine, account in self._accounts.items() if engine not in engines and not account.running]
+        for engine in gone:
+            del self._accounts[engine]
+        return gone
 
     def get(self, request: str) -> Charge | None:
         """The open charge of a request."""

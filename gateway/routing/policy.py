@@ -21,7 +21,8 @@ _MOST_FAILING = 0.9  # one that always failed is given some requests too, or it 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The engine of an attempt, or None; why, and what it was chosen from. `wait_s`: when one may be free, where all rest.
-    `full`: there is none now, as those it could be have all that they may. `returns`: one that is out may be back at once."""
+    `full`: there is none now, as those it could be have all that they may. `returns`: one that is out may be back at once.
+    `hold`: there are some, but the attempt had better wait."""
 
     engine: str | None
     why: Why
@@ -29,6 +30,7 @@ class Decision:
     wait_s: float | None = None
     returns: bool = False
     full: bool = False
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,10 @@ class PrefixIndex:
             found = self._maps[engine] = EngineMap(capacity)
         return found
 
+    def forget(self, engine: str) -> None:
+        """The engine is no more."""
+        self._maps.pop(engine, None)
+
     def stamp(self, now_s: float) -> float:
         """Now, and later than every stamp before: no two uses are at the same time."""
         self._stamp = max(now_s, nextafter(self._stamp, inf))

@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from gateway.routing.choice import Chance, Choice, Query, Terms, Tuning
+from gateway.routing.choice import Chance, Choice, Query, Tuning
 from gateway.routing.cost import Load, Need, kappa, terms
 from gateway.routing.ledger import Charge, Ledger
 from gateway.routing.policy import Field, Why, eligible
 from gateway.routing.prefill import PrefillModel, Work, work
 from gateway.routing.prefix import EngineMap, PrefixIndex
 from gateway.routing.reuse import ReuseGaps
-from gateway.routing.view import EngineView, FleetView
+from gateway.routing.view import EngineView, FleetView, Forecast, Terms
 
 _CAPACITY_TOKENS = 512 * 1024  # of an engine that has not said it: adapted from what it reports
-_EQUAL = 1e-9  # seconds: costs this close are equal
+_EQUAL_S = 1e-3  # costs this close are equal: none is known so well
+_MOST_FAILING = 0.9  # an engine that always failed is given some requests too, or it would never be seen to serve
 
 
 class _Bid(NamedTuple):
@@ -42,6 +43,7 @@ class Router:
         self._speed = PrefillModel()
         self._reuse = ReuseGaps()
         self._last_turn = ""
+        self._engines: tuple[str, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -66,34 +68,18 @@ class Router:
     def choose(self, query: Query, view: FleetView, now_s: float) -> Choice:
         """The engine, charged with the request, or none: none can serve (`wait_s`), or it had better wait here (`hold`)."""
         self.cancelled(query.request, now_s)
+        self._meet(view)
         field = eligible(view, avoid=query.avoid, weights=query.weights)
         if not field.engines:
             return Choice(None, "none", view.engines, field.wait_s, field.returns, field.full)
         bid, why = self._pick(query, view, field, now_s)
         found = bid.terms
-        cached_tokens = bid.cached_tokens
         ttft_s = found.wait_s + found.memory_s + found.prefill_s
+        forecast = Forecast(query.tokens, bid.cached_tokens, ttft_s, found)
         if why == "cheapest" and query.patient and self._had_better_wait(bid):
-            return Choice(
-                None,
-                "hold",
-                view.engines,
-                hold=True,
-                cached_tokens=cached_tokens,
-                prefill_s=found.prefill_s,
-                ttft_s=ttft_s,
-                terms=found,
-            )
+            return Choice(None, "hold", view.engines, hold=True, forecast=forecast)
         self._charge(query, bid, now_s)
-        return Choice(
-            bid.engine.id,
-            field.why(bid.engine, why),
-            view.engines,
-            cached_tokens=cached_tokens,
-            prefill_s=found.prefill_s,
-            ttft_s=ttft_s,
-            terms=found,
-        )
+        return Choice(bid.engine.id, field.why(bid.engine, why), view.engines, forecast=forecast)
 
     def first_token(self, request: str, now_s: float, cached_tokens: int | None = None) -> None:
         """The engine has made the prompt of a request: its speed is learned."""
@@ -111,8 +97,16 @@ class Router:
             else:
                 self._speed.pass_over(charge.engine)
 
-    def finished(self, request: str, now_s: float, output_tokens: int, cached_tokens: int | None = None) -> None:
-        """A request was answered whole. `cached_tokens`: what the engine says it had of the prompt."""
+    def finished(
+        self,
+        request: str,
+        now_s: float,
+        output_tokens: int,
+        cached_tokens: int | None = None,
+        keys: tuple[int, ...] | None = None,
+    ) -> None:
+        """A request was answered whole. `cached_tokens`: what the engine says it had of the prompt. `keys` are those of the
+        prompt with its answer, which the next turn begins with; None: not known."""
         charge = self._ledger.close(request, now_s)
         if charge is None:
             return
@@ -123,7 +117,7 @@ class Router:
         if account.compare(charge, reported):
             held.clear()
         held.capacity = account.capacity_units
-        held.touch(charge.keys, self._index.stamp(now_s))
+        held.touch(charge.keys if keys is None else keys, self._index.stamp(now_s))
         self._index.trim(held)
 
     def cancelled(self, request: str, now_s: float) -> None:
@@ -144,12 +138,27 @@ class Router:
         self._map(engine).capacity = self._ledger.account(engine).capacity_units
         self._speed.forget(engine)
 
+    def _meet(self, view: FleetView) -> None:
+        """Forgets what was known of engines that are others now, or gone."""
+        for engine in view.engines:
+            account = self._ledger.account(engine.id)
+            if account.life != engine.life:
+                if account.life is not None:
+                    self.engine_lost(engine.id)
+                account.life = engine.life
+        engines = tuple(engine.id for engine in view.engines)
+        if engines != self._engines:
+            self._engines = engines
+            for gone in self._ledger.forget(engines):
+                self._index.forget(gone)
+                self._speed.forget(gone)
+
     def _pick(self, query: Query, view: FleetView, field: Field, now_s: float) -> tuple[_Bid, Why]:
         policy = self._tuning.policy
         if policy == "round_robin":
             return self._bids(query, [self._next(field.engines)], 1.0, now_s)[0], "turn"
         if policy == "least_outstanding":
-            loads = [(self._outstanding(engine) + 1) / engine.share for engine in field.engines]
+            loads = _weighed(field.engines, [float(self._outstanding(engine)) for engine in field.engines], 1.0)
             return self._bids(query, [self._tie(query, field.engines, loads)], 1.0, now_s)[0], "least_busy"
         if policy == "session" and query.affinity is not None:
             return self._bids(query, [_rendezvous(query.affinity, field.engines)], 1.0, now_s)[0], "session"
@@ -157,7 +166,8 @@ class Router:
         work_s = sum(self._ledger.account(engine.id).work_s(now_s) for engine in usable)
         weight = kappa(work_s, len(usable), self._tuning.kappa_max)
         bids = self._bids(query, field.engines, weight, now_s)
-        best = self._tie(query, field.engines, [bid.terms.total_s / bid.engine.share for bid in bids])
+        costs = _weighed(field.engines, [bid.terms.total_s for bid in bids], 0.0)
+        best = self._tie(query, field.engines, costs)
         return bids[field.engines.index(best)], "cheapest"
 
     def _bids(self, query: Query, engines: Sequence[EngineView], weight: float, now_s: float) -> list[_Bid]:
@@ -175,7 +185,17 @@ class Router:
             pinned = held.match_pinned(keys, matched) if crowded else 0
             tail_chance = self._reuse.chance_after(now_s - held.oldest) if units - matched > free else 0.0
             need = Need(units, matched, pinned, answer_units, self._speed.seconds(engine.id, todo), unit_s)
-            load = Load(account.wait_s(now_s), account.work_s(now_s), taken, capacity, free, tail_chance, account.hold_s)
+            load = Load(
+                account.wait_s(now_s),
+                account.work_s(now_s),
+                taken,
+                capacity,
+                free,
+                tail_chance,
+                account.hold_s,
+                self._outstanding(engine) if engine.slots is not None else 0,
+                engine.slots,
+            )
             bids.append(_Bid(engine, terms(load, need, weight), matched, cached_tokens, todo))
         return bids
 
@@ -233,14 +253,28 @@ class Router:
         return chosen
 
     def _tie(self, query: Query, engines: Sequence[EngineView], costs: Sequence[float]) -> EngineView:
-        """The cheapest; of equals the one that the hint names, or any."""
-        least = min(costs) + _EQUAL
+        """The cheapest; of equals the one that the hint names, else one with the fewest requests."""
+        least = min(costs) + _EQUAL_S
         equal = [engine for engine, cost in zip(engines, costs, strict=True) if cost <= least]
-        if len(equal) == 1:
-            return equal[0]
-        if query.affinity is not None:
+        if len(equal) > 1 and query.affinity is not None:
             return _rendezvous(query.affinity, equal)
+        if len(equal) > 1:
+            loads = _weighed(equal, [float(self._outstanding(engine)) for engine in equal], 1.0)
+            fewest = min(loads)
+            equal = [engine for engine, load in zip(equal, loads, strict=True) if load <= fewest]
         return equal[int(self._chance.random() * len(equal))]
+
+
+def _weighed(engines: Sequence[EngineView], costs: Sequence[float], own: float) -> list[float]:
+    """What a request, itself a cost of `own`, costs on each for the part that the engine can take. One that fails is not as idle
+    as it looks, since its requests are over at once: it counts as if those that failed were as dear as the dearest, and what
+    fails is done anew."""
+    dearest = max(costs)
+    weighed = []
+    for engine, cost in zip(engines, costs, strict=True):
+        failing = min(engine.failing, _MOST_FAILING)
+        weighed.append((cost + failing * dearest + own) / ((1.0 - failing) * engine.share))
+    return weighed
 
 
 def _rendezvous(affinity: str, engines: Sequence[EngineView]) -> EngineView:

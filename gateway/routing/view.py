@@ -1,6 +1,7 @@
 """What is known of the engines at one moment, frozen, so that a decision can be made, tested and repeated on it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,8 @@ class EngineView:
     ours on it now, of at most `most_running` (None: it queues itself). `share` (0 to 1] is how much of an engine's part it gets
     while it warms up; `failing` the share of its last requests that failed. Engines with the same `weights` answer alike.
     `context_tokens` is None until it has said it. `returning`: it has just lost a connection, and may be back as soon as it is
-    asked.
+    asked. `life` is another number when it may be another process, whose cache is empty. It answers `slots` requests at a time,
+    and others wait in it; None: it says of no bound.
     """
 
     id: str
@@ -28,6 +30,8 @@ class EngineView:
     weights: str = ""
     returning: bool = False
     shy: bool = False
+    life: int = 0
+    slots: int | None = None
 
     @property
     def usable(self) -> bool:
@@ -50,3 +54,30 @@ class FleetView:
     def ready(self) -> bool:
         """Whether any engine can serve."""
         return any(engine.usable for engine in self.engines)
+
+
+class Terms(NamedTuple):
+    """What a request costs on one engine, in seconds: the sum decides. See gateway.routing.cost."""
+
+    wait_s: float = 0.0
+    memory_s: float = 0.0
+    prefill_s: float = 0.0
+    eviction_s: float = 0.0
+    standing_s: float = 0.0
+    kappa: float = 1.0
+
+    @property
+    def total_s(self) -> float:
+        """The cost."""
+        return self.wait_s + self.memory_s + self.kappa * self.prefill_s + self.eviction_s + self.standing_s
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What was believed of an attempt when its engine was chosen: the prompt's tokens, those of them that the engine has, how
+    long its first token takes, and what that is made of."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    terms: Terms

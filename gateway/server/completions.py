@@ -48,6 +48,8 @@ _log = structlog.get_logger("interlock.server")
 TELL_S = 1.0
 _CLOSES: tuple[Header, ...] = ((b"connection", b"close"),)
 NO_RETRY = b"x-no-retry"  # a header of clients that retry themselves: one layer only
+AFFINITY = (b"x-session-affinity", b"x-session-id", b"x-claude-code-session-id")
+"""Headers in which clients name the session that a request is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,10 @@ class _Exchange:
             prompt = self._prompt = await prompt_for(model, request, app.services.registry)
             self._encoder = self._new_encoder(request, prompt.ids if prompt else ())
             check = answer_check(request.answer) if request.answer is not None else None
-            may_retry = NO_RETRY not in dict(self._scope["headers"])
-            job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, check, may_retry)
+            headers = dict(self._scope["headers"])
+            asked = app.services.guides.of(model.name).asked(request, prompt, request.affinity or _affinity(headers))
+            may_retry = NO_RETRY not in headers
+            job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, asked, check, may_retry)
             await serve(job, app.admission)
 
     def _new_encoder(self, request: GenerateRequest, prompt_ids: Sequence[int] = ()) -> Encoder:
@@ -253,6 +257,11 @@ class _Exchange:
             failures=tuple(ledger.failures().items()),
             notes=self._prompt.notes if self._prompt else (),
         )
+
+
+def _affinity(headers: Mapping[bytes, bytes]) -> str | None:
+    """Whose session a request says it is of."""
+    return next((headers[name].decode("latin-1") for name in AFFINITY if headers.get(name)), None)
 
 
 class _Named(msgspec.Struct):

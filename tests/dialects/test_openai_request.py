@@ -420,8 +420,8 @@ def test_stream_options(fields: dict[str, Any], stream: bool, include_usage: boo
 
 
 def test_what_is_ignored_is_named() -> None:
-    request = read(user="u", metadata={}, store=False, prompt_cache_key="k", zeta=1, **{"évil\r\nx-a: b": 1, "": 2, "x" * 100: 3})
-    assert request.ignored == ("_", "_vil__x-a__b", "metadata", "prompt_cache_key", "store", "user", "x" * 64, "zeta")
+    request = read(user="u", metadata={}, store=False, service_tier="x", zeta=1, **{"évil\r\nx-a: b": 1, "": 2, "x" * 100: 3})
+    assert request.ignored == ("_", "_vil__x-a__b", "metadata", "service_tier", "store", "user", "x" * 64, "zeta")
 
 
 def test_what_is_ignored_inside_messages_and_tools_is_named_once() -> None:

@@ -59,7 +59,7 @@ async def test_a_request_is_told_with_each_attempt() -> None:
     assert 0 < story["timings"]["ttft_s"] <= story["timings"]["duration_s"] < 20
     assert story["timings"]["queue_s"] == 0
     failed, served_by = story["attempts"]
-    assert (failed["attempt"], failed["engine"], failed["why"], failed["outcome"]) == (1, "a", "least_busy", "failed")
+    assert (failed["attempt"], failed["engine"], failed["why"], failed["outcome"]) == (1, "a", "cheapest", "failed")
     assert failed["reason"] == "broke"
     assert (served_by["attempt"], served_by["engine"], served_by["why"], served_by["outcome"]) == (2, "b", "elsewhere", "served")
     assert [each["id"] for each in failed["considered"]] == ["a", "b"]

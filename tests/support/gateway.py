@@ -96,7 +96,7 @@ def tiny_model(template: str = "echo") -> Path:
     return file
 
 
-SECTIONS = ("server", "timeouts", "limits", "failures", "require_checks")
+SECTIONS = ("server", "timeouts", "limits", "failures", "routing", "require_checks")
 
 
 def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | None = None, **changed: Any) -> Settings:
@@ -110,6 +110,14 @@ def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | N
     return Settings.model_validate({"server": server, "models": [model], "limits": limits, **sections})
 
 
+class Least:
+    """A source of chance without any: of engines that are equal, the first in the settings."""
+
+    def random(self) -> float:
+        """The least."""
+        return 0.0
+
+
 @contextlib.asynccontextmanager
 async def serving(
     settings: Settings,
@@ -120,7 +128,7 @@ async def serving(
     discovery: DiscoveryRules | None = None,
 ) -> AsyncIterator[Served]:
     """The gateway of these settings, once its engines are ready. `access` takes the records of the access log."""
-    configured = replace(with_models(settings), discovery=discovery or DiscoveryRules())
+    configured = replace(with_models(settings), discovery=discovery or DiscoveryRules(), chance=Least())
     sockets = bind_both(settings.server)
     url, admin = (f"http://127.0.0.1:{port_of(each)}" for each in sockets)
     stop, started = asyncio.Event(), asyncio.Event()

@@ -1,0 +1,159 @@
+"""Those that wait for an engine: their order, how many of them have no room at all, and how quickly they leave."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gateway.routing.choice import Choice
+from gateway.routing.pace import Pace
+from gateway.routing.policy import Decision, choose
+from gateway.routing.queue import FairQueue, Place
+from gateway.routing.view import FleetView
+from gateway.timer import Alarm
+
+Where = Callable[[FleetView], Decision]
+"""What chooses an engine, and has it charged for that. Whoever asks it uses the engine, or has it choose again, or ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A request that wants in. `ends_at` is its own deadline, on the loop's clock."""
+
+    place: Place
+    ends_at: float
+    where: Where = choose
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """It is told when its turn has come. `engine` is where room is kept for it then."""
+
+    told: "asyncio.Future[None]"
+    engine: str | None = field(default=None, init=False)
+
+
+@dataclass(eq=False, slots=True)
+class Next(Turn):
+    """An attempt of a request that was let in."""
+
+    where: Where
+
+
+@dataclass(slots=True)
+class Line:
+    """Those of one model. `others`: whose turn it is of the queue and the further answers."""
+
+    first: deque[Next] = field(default_factory=deque)
+    answers: deque[Next] = field(default_factory=deque)
+    others: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.first or self.answers)
+
+
+@dataclass(eq=False, slots=True)
+class Waiter(Turn):
+    """A request in the queue. `held`: there is room, but not where it should go. `down_until`: where all engines are down, until
+    when it waits for one."""
+
+    entrant: Entrant
+    ends_at: float
+    held: bool
+    queued: bool = False
+    alarm: Alarm | None = None
+    down_until: float | None = None
+
+
+class Waiting:
+    """All that wait, of every model. Times are the loop's."""
+
+    def __init__(self) -> None:
+        self._queue: FairQueue[Waiter] = FairQueue()
+        self._in_want: Counter[str] = Counter()
+        self._paces: dict[str, Pace] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models for which anyone waits."""
+        return self._queue.models
+
+    def count(self, model: str) -> int:
+        """How many wait for this model."""
+        return self._queue.count(model)
+
+    def in_want(self, model: str) -> int:
+        """How many of them have no room: the others are held."""
+        return self._in_want[model]
+
+    def all(self, model: str) -> Iterator[Waiter]:
+        """They, in no order that means anything."""
+        return self._queue.waiting(model)
+
+    def order(self, model: str) -> Iterator[Waiter]:
+        """They, in the order of their turns. Each may leave as it is given."""
+        return self._queue.order(model)
+
+    def yields(self, place: Place) -> Waiter | None:
+        """Who gives up its place for one more of this kind."""
+        return self._queue.yields(place)
+
+    def enter(self, waiter: Waiter, decision: Decision | None, now_s: float) -> None:
+        """It waits from now on, as this was decided."""
+        place = waiter.entrant.place
+        self._queue.push(waiter, place, work_s=_work_s(decision), now_s=now_s)
+        waiter.queued = True
+        if not waiter.held:
+            self._in_want[place.model] += 1
+            self._pace(place.model).waits(now_s)
+
+    def hold(self, waiter: Waiter, decision: Decision) -> None:
+        """It had no place just now, for want of room or of a good one."""
+        self._in_want[waiter.entrant.place.model] += waiter.held - decision.hold
+        waiter.held = decision.hold
+        if decision.hold:
+            self._queue.rework(waiter, _work_s(decision))
+
+    def let_in(self, waiter: Waiter, now_s: float) -> None:
+        """Its turn has come."""
+        model, was_queued = waiter.entrant.place.model, waiter.queued
+        self._out(waiter, self._queue.take)
+        if was_queued and not waiter.held:
+            self._pace(model).left(now_s, waiting=bool(self._in_want[model]))
+
+    def leave(self, waiter: Waiter) -> None:
+        """It waits no more, if it did."""
+        self._out(waiter, self._queue.remove)
+        if not self._in_want[waiter.entrant.place.model]:
+            self._pace(waiter.entrant.place.model).empty()
+
+    def wait_s(self, model: str, now_s: float) -> float:
+        """When one that came now may have its turn, to come back then."""
+        return self._pace(model).wait_s(self.count(model), now_s)
+
+    def predicted_s(self, place: Place, now_s: float) -> float | None:
+        """How long one that came now would wait for room; None where that cannot be told."""
+        return self._pace(place.model).predicted_s(self._queue.ahead(place.model, place).requests, now_s)
+
+    def ttft_s(self, place: Place, decision: Decision) -> float:
+        """When the first token of one that is held would come, after those that are before it."""
+        usable = sum(engine.usable for engine in decision.considered)
+        own_s = decision.ttft_s if isinstance(decision, Choice) else 0.0
+        return own_s + self._queue.ahead_s(place.model, place) / max(usable, 1)
+
+    def _out(self, waiter: Waiter, leave: Callable[[Waiter], None]) -> None:
+        if waiter.queued:
+            waiter.queued = False
+            leave(waiter)
+            self._in_want[waiter.entrant.place.model] -= not waiter.held
+
+    def _pace(self, model: str) -> Pace:
+        return self._paces.setdefault(model, Pace())
+
+
+def _work_s(decision: Decision | None) -> float:
+    """What there is to do before a request's first token, as far as is known."""
+    return decision.prefill_s if isinstance(decision, Choice) else 0.0
