@@ -15,11 +15,14 @@ from gateway.routing.policy import Field, Why, eligible
 from gateway.routing.prefill import PrefillModel, Work, work
 from gateway.routing.prefix import EngineMap, PrefixIndex
 from gateway.routing.reuse import ReuseGaps
-from gateway.routing.view import EngineView, FleetView, Forecast, Terms
+from gateway.routing.view import Belief, EngineView, FleetView, Forecast, Terms
 
 _CAPACITY_TOKENS = 512 * 1024  # of an engine that has not said it: adapted from what it reports
 _EQUAL_S = 1e-3  # costs this close are equal: none is known so well
 _MOST_FAILING = 0.9  # an engine that always failed is given some requests too, or it would never be seen to serve
+_SHOWN_COSTS = 16  # of a decision, so many are kept
+
+Costs = tuple[tuple[str, float], ...]
 
 
 class _Bid(NamedTuple):
@@ -59,6 +62,19 @@ class Router:
         """Prefill sent there and not yet answered by a first token, in seconds; exactly 0 where there is none."""
         return self._ledger.account(engine).pending_ns * 1e-9
 
+    def snapshot(self, engine: str) -> Belief:
+        """What is believed of an engine now."""
+        held, account, chunk_tokens = self._index.get(engine), self._ledger.account(engine), self._tuning.chunk_tokens
+        slowness = self._speed.factor(engine)
+        return Belief(
+            index_entries=len(held) if held is not None else 0,
+            pinned_entries=held.pinned if held is not None else 0,
+            capacity_tokens=account.capacity_units * chunk_tokens,
+            pending_prefill_s=self.pending_s(engine),
+            prefill_tokens_per_s=1.0 / (self._speed.token_s * slowness),
+            slowness=slowness,
+        )
+
     def capacity(self, engine: str, tokens: int) -> None:
         """How many tokens of KV memory an engine says it has."""
         account = self._ledger.account(engine)
@@ -72,10 +88,11 @@ class Router:
         field = eligible(view, avoid=query.avoid, weights=query.weights)
         if not field.engines:
             return Choice(None, "none", view.engines, field.wait_s, field.returns, field.full)
-        bid, why = self._pick(query, view, field, now_s)
+        bid, why, costs = self._pick(query, view, field, now_s)
         found = bid.terms
         ttft_s = found.wait_s + found.memory_s + found.prefill_s
-        forecast = Forecast(query.tokens, bid.cached_tokens, ttft_s, found)
+        unit_tokens = query.unit_tokens or self._tuning.chunk_tokens
+        forecast = Forecast(query.tokens, bid.cached_tokens, ttft_s, found, unit_tokens, costs)
         if why == "cheapest" and query.patient and self._had_better_wait(bid):
             return Choice(None, "hold", view.engines, hold=True, forecast=forecast)
         self._charge(query, bid, now_s)
@@ -153,22 +170,22 @@ class Router:
                 self._index.forget(gone)
                 self._speed.forget(gone)
 
-    def _pick(self, query: Query, view: FleetView, field: Field, now_s: float) -> tuple[_Bid, Why]:
+    def _pick(self, query: Query, view: FleetView, field: Field, now_s: float) -> tuple[_Bid, Why, Costs]:
         policy = self._tuning.policy
         if policy == "round_robin":
-            return self._bids(query, [self._next(field.engines)], 1.0, now_s)[0], "turn"
+            return self._bids(query, [self._next(field.engines)], 1.0, now_s)[0], "turn", ()
         if policy == "least_outstanding":
             loads = _weighed(field.engines, [float(self._outstanding(engine)) for engine in field.engines], 1.0)
-            return self._bids(query, [self._tie(query, field.engines, loads)], 1.0, now_s)[0], "least_busy"
+            return self._bids(query, [self._tie(query, field.engines, loads)], 1.0, now_s)[0], "least_busy", ()
         if policy == "session" and query.affinity is not None:
-            return self._bids(query, [_rendezvous(query.affinity, field.engines)], 1.0, now_s)[0], "session"
+            return self._bids(query, [_rendezvous(query.affinity, field.engines)], 1.0, now_s)[0], "session", ()
         usable = [engine for engine in view.engines if engine.usable]
         work_s = sum(self._ledger.account(engine.id).work_s(now_s) for engine in usable)
         weight = kappa(work_s, len(usable), self._tuning.kappa_max)
         bids = self._bids(query, field.engines, weight, now_s)
         costs = _weighed(field.engines, [bid.terms.total_s for bid in bids], 0.0)
         best = self._tie(query, field.engines, costs)
-        return bids[field.engines.index(best)], "cheapest"
+        return bids[field.engines.index(best)], "cheapest", _shown(field.engines, costs, best)
 
     def _bids(self, query: Query, engines: Sequence[EngineView], weight: float, now_s: float) -> list[_Bid]:
         """What it would find on each. The loop is most of a decision's time in a large fleet."""
@@ -275,6 +292,14 @@ def _weighed(engines: Sequence[EngineView], costs: Sequence[float], own: float) 
         failing = min(engine.failing, _MOST_FAILING)
         weighed.append((cost + failing * dearest + own) / ((1.0 - failing) * engine.share))
     return weighed
+
+
+def _shown(engines: Sequence[EngineView], costs: Sequence[float], best: EngineView) -> Costs:
+    """What each would have cost; of many the best and the cheapest."""
+    if len(engines) <= _SHOWN_COSTS:
+        return tuple([(engine.id, cost) for engine, cost in zip(engines, costs, strict=True)])
+    bound = sorted(costs)[_SHOWN_COSTS - 1]
+    return tuple([(each.id, cost) for each, cost in zip(engines, costs, strict=True) if cost < bound or each is best])
 
 
 def _rendezvous(affinity: str, engines: Sequence[EngineView]) -> EngineView:

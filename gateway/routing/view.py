@@ -75,9 +75,26 @@ class Terms(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What was believed of an attempt when its engine was chosen: the prompt's tokens, those of them that the engine has, how
-    long its first token takes, and what that is made of."""
+    long its first token takes, and what that is made of. `unit_tokens`: the prompt is known by units of so many tokens. `costs`
+    are what engines would have cost that were compared, in seconds, as they were compared: of many the cheapest."""
 
     prompt_tokens: int
     cached_tokens: int
     ttft_s: float
     terms: Terms
+    unit_tokens: float = 128.0
+    costs: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What a router believes of one engine: the keys of its index that it holds and those that running requests do, the tokens
+    that it has room for, the prefill sent and not yet answered by a first token, how many new tokens it makes in a second, and
+    how much slower it is than the model's others."""
+
+    index_entries: int
+    pinned_entries: int
+    capacity_tokens: int
+    pending_prefill_s: float
+    prefill_tokens_per_s: float
+    slowness: float
