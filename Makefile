@@ -14,7 +14,7 @@ SPREAD := tests/formats tests/prompt/test_conformance_ids.py tests/prompt/test_c
 	tests/prompt/test_conformance_templates.py
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
-.PHONY: run test test-vllm test-faults soak lint bench conformance splits fuzz services docs docs-check lock clean
+.PHONY: run test test-vllm test-faults soak lint bench bench-routing bench-routing-short conformance splits fuzz services docs docs-check lock clean
 
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
@@ -47,6 +47,12 @@ bench: .venv/.dev .cache/sglang/.installed  ## the gateway's own cost beside a m
 	PYTHONPATH=.cache/sglang:tests $(BIN)/python -m perf.bench_formats
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_prompt
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_loop
+
+bench-routing: .venv/.dev  ## routing over recorded loads beside what other routers do, in two simulators; what a decision costs: some ten minutes
+	PYTHONPATH=tests $(BIN)/python -m perf.bench_routing
+
+bench-routing-short: .venv/.dev  ## two of its cases, with fewer requests
+	PYTHONPATH=tests $(BIN)/python -m perf.bench_routing --short
 
 conformance: .venv/.dev  ## the public suite canitoolcall through our parsers, by text and by ids
 	PYTHONPATH=tests $(BIN)/python -m conformance.run

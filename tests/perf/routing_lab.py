@@ -1,93 +1,156 @@
-"""Runs the product's router inside the lab's own simulator, beside that simulator's policies.
+"""Runs a policy over a case: in the lab's simulator, which is read from a file beside the project, and in the project's own.
 
-    python tests/perf/routing_lab.py [SIMULATOR] --case A --limit 4000 --policies cost,ours
-
-SIMULATOR is the lab's routing_sim.py; without one it is looked for in ../shared/tools. Where there is none, nothing is run.
+The product is the same object in both, `lab.simulate.product.GatewayPolicy`: the gateway's router, with its queue.
 """
 
-import argparse
 import importlib.util
 import random
 import sys
+import time
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gateway.routing.choice import Query, Tuning
-from gateway.routing.router import Router
-from gateway.routing.view import EngineView, FleetView
+from perf.routing_cases import Case
 
-ROOT = Path(__file__).parents[2]
-CASES = {  # trace, engines, blocks of 512 tokens, speed
-    "A": ("conversation", 8, 4000, 1.0),
-    "B": ("conversation", 8, 4000, 2.0),
-    "C": ("conversation", 8, 1000, 1.0),
-    "D": ("conversation", 16, 4000, 3.5),
-    "E": ("synthetic", 4, 4000, 1.0),
-    "F": ("agentic", 8, 1000, 1.0),
-    "G": ("agentic", 8, 4000, 4.0),
-    "H": ("agentic", 16, 2000, 2.0),
+from gateway.routing.choice import Tuning
+from lab.simulate.model import EngineModel
+from lab.simulate.named import POLICIES
+from lab.simulate.policies import Usage
+from lab.simulate.product import GatewayPolicy
+from lab.simulate.report import report
+from lab.simulate.run import simulate
+from lab.traces import Prompt, Reading, Trace, read
+
+SHARED = Path(__file__).parents[3] / "shared"
+SIMULATOR = SHARED / "tools" / "routing_sim.py"
+TRACES = {
+    "conversation": "mooncake_conversation_trace.jsonl",
+    "synthetic": "mooncake_synthetic_trace.jsonl",
+    "agentic": "claude_code_agentic.jsonl",
 }
-_MISSES, _AGEING = 16, 0.5
 
 
-def adapter(lab: ModuleType, tuning: Tuning) -> type:
-    """A policy of the simulator that asks our router. With `hold_s` it is the gateway's queue as well."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run: of a policy by the name that the simulation has for it, or of the product's settings. `ties`: the seed of its
+    chance."""
+
+    case: Case
+    policy: str | Tuning
+    seed: int = 1
+    ties: int = 1
+    ours: bool = False  # in the project's own simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run came to: seconds to the first token, and percent of the prompts' tokens that were cached."""
+
+    mean: float
+    p95: float
+    p99: float
+    hit: float
+    imbalance: float
+    requests: int
+    took_s: float
+
+
+def missing() -> str | None:
+    """What a run lacks of what lies beside the project; None: nothing."""
+    wanted = [SIMULATOR, *(SHARED / "traces" / name for name in TRACES.values())]
+    return next((str(each) for each in wanted if not each.is_file()), None)
+
+
+def run(job: Job) -> Figures:
+    """Runs it."""
+    began_s = time.perf_counter()
+    figures = _in_ours(job) if job.ours else _in_the_lab(job)
+    return Figures(*figures, took_s=time.perf_counter() - began_s)
+
+
+def adapter(lab: ModuleType, tuning: Tuning, ties: int) -> type:
+    """A policy of the lab's simulator that asks our router, with our queue."""
 
     class Product(lab.Policy):  # type: ignore[misc, name-defined]  # a module that is read by its path
         def __init__(self, sim: Any) -> None:
             super().__init__(sim)
-            self.router = Router(tuning, random.Random(11))
-            self.names = [f"e{number:02}" for number in range(sim.n)]
-            self.number = {name: number for number, name in enumerate(self.names)}
-            self.view = FleetView(tuple(EngineView(name, ready=True) for name in self.names))
-            for name, engine in zip(self.names, sim.eng, strict=True):
-                self.router.capacity(name, engine.cap * lab.BS)
-            self.queue: list[Any] = []
-            self.errors: list[tuple[float, float, int, int]] = []
-            self.told: dict[int, Any] = {}
+            model = EngineModel(blocks=sim.eng[0].cap, block_tokens=lab.BS)
+            self.gateway = GatewayPolicy(tuning, _Engines(sim.n), model, random.Random(ties))
+            self.queue = False  # whether anything was seen that may let a held request go: the simulator asks then
+            self.requests: dict[int, Any] = {}
 
         def choose(self, request: Any, now: float) -> int:
-            query = Query(str(request.i), tuple(request.path), request.nin, affinity=None)
-            choice = self.router.choose(query, self.view, now)
-            if choice.hold:
-                request.root = choice.prefill_s
-                self.queue.append(request)
-                return -1
-            self.told[request.i] = now, choice
-            return self.number[choice.engine or ""]
+            engine = self.gateway.choose(_prompt(request), now)
+            if engine is not None:
+                return engine
+            self.requests[request.i] = request
+            return -1
 
-        def drain(self, now: float) -> Any:
-            waiting = sorted(self.queue, key=lambda request: request.root - _AGEING * (now - request.t))
-            self.queue = []
-            misses = 0
-            for at, request in enumerate(waiting):
-                if misses >= _MISSES:
-                    self.queue += waiting[at:]
-                    return
-                engine = self.choose(request, now)
-                if engine >= 0:
-                    yield request, engine
-                else:
-                    misses += 1
+        def drain(self, now: float) -> list[tuple[Any, int]]:
+            self.queue = False
+            return [(self.requests.pop(prompt.id), engine) for prompt, engine in self.gateway.released(now)]
 
         def dispatched(self, request: Any, engine: int, now: float) -> None:
             pass
 
         def first(self, request: Any, engine: int, now: float) -> None:
-            self.router.first_token(str(request.i), now)
-            at, choice = self.told.pop(request.i)
-            self.errors.append((choice.ttft_s, now - at, choice.cached_tokens, request.cached))
+            self.gateway.first_token(_prompt(request), engine, now)
+            self.queue = bool(self.requests)
 
         def done_(self, request: Any, engine: int, now: float) -> None:
-            self.router.finished(str(request.i), now, request.nout, request.cached)
+            self.gateway.finished(_prompt(request), engine, Usage(request.cached, request.nout), now)
+            self.queue = bool(self.requests)
 
     return Product
 
 
-def load(path: Path) -> ModuleType:
-    """The simulator as a module."""
-    spec = importlib.util.spec_from_file_location("routing_sim", path)
+class _Engines:
+    """All that the product may know of the engines beforehand: how many there are."""
+
+    def __init__(self, engines: int) -> None:
+        self.engines = engines
+
+    def cached_blocks(self, engine: int, path: object) -> int:
+        raise AssertionError("the product has asked what an engine holds")
+
+    def waiting(self, engine: int) -> int:
+        raise AssertionError("the product has asked who waits in an engine")
+
+    def kv_usage(self, engine: int) -> float:
+        raise AssertionError("the product has asked how full an engine is")
+
+
+def _prompt(request: Any) -> Prompt:
+    return Prompt(request.i, request.nin, tuple(request.path), request.sess)
+
+
+def _in_the_lab(job: Job) -> tuple[float, float, float, float, float, int]:
+    lab, case = _lab(), job.case
+    requests = lab.load(case.trace, case.limit, case.rate, job.seed)
+    if not case.agents:
+        requests = [each for each in requests if len(each.path) + each.nout // lab.BS + 2 < case.blocks * 0.9]
+    policy = lab.POL[job.policy] if isinstance(job.policy, str) else adapter(lab, job.policy, job.ties)
+    made = lab.measure(lab.Sim(requests, case.engines, case.blocks, policy, speed=case.speed).run())
+    return made["mean"], made["p95"], made["p99"], 100 * made["hit"], made["imb"], made["n"]
+
+
+def _in_ours(job: Job) -> tuple[float, float, float, float, float, int]:
+    assert isinstance(job.policy, str)
+    case = job.case
+    trace = _trace(case, job.seed)
+    outcome = simulate(
+        trace, case.engines, POLICIES[job.policy], EngineModel(blocks=case.blocks), speed=case.speed, seed=job.ties
+    )
+    made = report(outcome, trace.name, job.policy)
+    return made.ttft.mean, made.ttft.p95, made.ttft.p99, 100 * made.hit_rate, made.imbalance, made.requests
+
+
+@cache
+def _lab() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("routing_sim", SIMULATOR)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -96,52 +159,6 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def run(lab: ModuleType, case: str, name: str, limit: int | None, drawn: tuple[float, int]) -> str:
-    """One policy over one case, `drawn` sessions a second and seed: the simulator's line, and how good the predictions were."""
-    trace, engines, blocks, speed = CASES[case]
-    requests = lab.load(trace, limit, *drawn)
-    if trace != "agentic":
-        requests = [each for each in requests if len(each.path) + each.nout // lab.BS + 2 < blocks * 0.9]
-    held = {"cost": None, "cost_q": 1.0}
-    if name in held:
-        policy = adapter(lab, Tuning("cost", lab.BS, held[name]))
-    elif name in ("round_robin", "least_outstanding", "session"):
-        policy = adapter(lab, Tuning(name, lab.BS))  # type: ignore[arg-type]  # a name of the command line
-    else:
-        policy = lab.POL[name]
-    sim = lab.Sim(requests, engines, blocks, policy, speed=speed).run()
-    figures = lab.measure(sim) | {"name": name, "wall": 0.0}
-    line = str(lab.row(figures))
-    errors = getattr(sim.pol[0], "errors", [])
-    if errors:
-        off = sorted(abs(told - seen) / max(seen, 1e-3) for told, seen, _, _ in errors)
-        near = sum(abs(told - seen) <= 0.05 * seen for _, _, told, seen in errors) / len(errors)
-        router = sim.pol[0].router
-        p, q, step = router._speed.parameters
-        line += f" TTFT off {off[len(off) // 2]:.0%} cached near {near:.1%} open {router.open}"
-        line += f" p {p * 1e6:.0f}us q {q * 1e9:.2f}ns step {step * 1e3:.0f}ms"
-    return line
-
-
-def main() -> None:
-    """See the module."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("simulator", nargs="?", type=Path, default=ROOT.parent / "shared" / "tools" / "routing_sim.py")
-    arguments.add_argument("--case", default="A,F")
-    arguments.add_argument("--limit", type=int)
-    arguments.add_argument("--rate", type=float, default=0.05)
-    arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--policies", default="cost,cost_q,ours,ours_q")
-    told = arguments.parse_args()
-    if not told.simulator.exists():
-        print(f"skipped: no simulator at {told.simulator}")
-        return
-    lab = load(told.simulator)
-    for case in told.case.split(","):
-        print(f"case {case}: {CASES[case]}\n{lab.HDR}", flush=True)
-        for name in told.policies.split(","):
-            print(run(lab, case, name, told.limit, (told.rate, told.seed)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+@cache
+def _trace(case: Case, seed: int) -> Trace:
+    return read(SHARED / "traces" / TRACES[case.trace], Reading(case.limit, seed, case.rate))
