@@ -7,7 +7,7 @@ units), so that with no request open each of them is exactly 0.
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 
 from gateway.routing.prefill import Work
 
@@ -15,15 +15,15 @@ _WINDOW_S = 60.0
 _LEAST_UNITS = 8
 _SHRINK, _GROW = 0.95, 1.10
 _LEAST_SHARE, _MOST_SHARE = 0.2, 64.0  # of what it says; the most is for tiers that it does not count
-_WRONG_UNITS, _WRONG_IN_A_ROW = 8, 3
+_WRONG_UNITS, _WRONG_IN_A_ROW = 8, 2
 _ANSWER_TOKENS, _HOLD_S = 256.0, 20.0  # until they are seen
 
 
 @dataclass(slots=True)
 class Charge:
     """One attempt on an engine. `matched` of its keys were believed there; `stamp` is its mark in the index; `answer_units` is
-    the room its answer is given. `prompt`: it could start at once but for the prefill ahead. `first_s`: when its first token
-    came."""
+    the room its answer is given. `prompt`: it could start at once but for the prefill ahead. `used`: the last use of what was
+    matched, as a stamp; `proved`: no other request was to bring it. `first_s`: when its first token came."""
 
     request: str
     engine: str
@@ -35,6 +35,8 @@ class Charge:
     answer_units: int
     stamp: float
     prompt: bool = True
+    used: float = -inf
+    proved: bool = True
     first_s: float | None = None
     cached_tokens: int | None = None
 
@@ -58,7 +60,9 @@ class Account:
         self._told_units = capacity_units
         self._capacity = float(capacity_units)
         self._reports = False
+        self._told = False
         self._wrong = 0
+        self._wrong_since = inf
         self.life: int | None = None  # of the engine, as last seen
 
     @property
@@ -78,6 +82,7 @@ class Account:
 
     def tell_capacity(self, units: int) -> None:
         """What the engine says of itself. Said again, it does not undo what was learned."""
+        self._told = True
         if units != self._told_units:
             self._told_units = units
             self._capacity = float(units)
@@ -126,24 +131,30 @@ class Account:
         """A request held its memory for so long after its first token."""
         self.hold_s += 0.05 * (seconds - self.hold_s)
 
-    def compare(self, charge: Charge, reported: int | None) -> bool:
-        """Learns the capacity from what the engine says it had of a prompt. True: it was wrong three times in a row, and holds
-        nothing that we know of. None is unknown until the engine has once said a number; then it is 0."""
+    def compare(self, charge: Charge, reported: int | None, held_units: int) -> float | None:
+        """Learns the capacity from what the engine says it had of a prompt, with so many units believed to be in it. A stamp: of
+        what was last used before, it holds nothing, as two in a row lacked what no lack of room can have pushed out. A report
+        of None is unknown until the engine has once said a number; then it is 0."""
         self._reports = self._reports or reported is not None
         if not self._reports or not charge.prompt:  # while it waited, others took what was there
-            return False
+            return None
         had = int((reported or 0) / charge.unit_tokens)
         tolerated = max(2, charge.matched // 16)
         if had + tolerated < charge.matched:
             self._capacity = max(self._capacity * _SHRINK, self._told_units * _LEAST_SHARE)
         elif had > charge.matched + tolerated:
             self._capacity = min(self._capacity * _GROW, self._told_units * _MOST_SHARE)
-        if charge.matched >= _WRONG_UNITS:
-            self._wrong = 0 if reported else self._wrong + 1
+        if charge.matched < _WRONG_UNITS or not charge.proved:
+            return None
+        if not had or (had + tolerated < charge.matched and self._told and held_units < self._told_units):
+            self._wrong_since = min(self._wrong_since, charge.stamp) if self._wrong else charge.stamp
+            self._wrong += 1
+        elif charge.used < self._wrong_since:  # what was there before the first of them; what came since proves nothing
+            self._wrong = 0
         if self._wrong < _WRONG_IN_A_ROW:
-            return False
+            return None
         self._wrong = 0
-        return True
+        return self._wrong_since
 
     def restarted(self) -> None:
         """What was learned of its capacity may be of another process."""

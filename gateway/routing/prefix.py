@@ -134,6 +134,11 @@ class EngineMap:
                 self._queued += left
         return gone
 
+    def forget(self, before: float) -> None:
+        """What was last used before this is not there, but for what running requests hold."""
+        while self.oldest < before:
+            self.evict(1)
+
     def clear(self) -> None:
         """The engine holds nothing any more. Requests that still run keep their pins: they let go themselves."""
         self._used.clear()

@@ -6,6 +6,7 @@ capacity and what is believed to be cached. Every dispatch enters the index, wha
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from math import inf
 from typing import NamedTuple
 
 from gateway.routing.choice import Chance, Choice, Query, Tuning
@@ -15,6 +16,7 @@ from gateway.routing.policy import Field, Why, eligible
 from gateway.routing.prefill import PrefillModel, Work, work
 from gateway.routing.prefix import EngineMap, PrefixIndex
 from gateway.routing.reuse import ReuseGaps
+from gateway.routing.slots import Slots
 from gateway.routing.view import Belief, EngineView, FleetView, Forecast, Terms
 
 _CAPACITY_TOKENS = 512 * 1024  # of an engine that has not said it: adapted from what it reports
@@ -45,6 +47,7 @@ class Router:
         self._ledger = Ledger(self._units(_CAPACITY_TOKENS))
         self._speed = PrefillModel()
         self._reuse = ReuseGaps()
+        self._slots: dict[str, Slots] = {}  # of engines that share nothing between requests
         self._last_turn = ""
         self._engines: tuple[str, ...] = ()
 
@@ -131,11 +134,17 @@ class Router:
         self._ledger.answered(charge, now_s, output_tokens)
         account = self._ledger.account(charge.engine)
         reported = charge.cached_tokens if cached_tokens is None else cached_tokens
-        if account.compare(charge, reported):
-            held.clear()
+        lost = account.compare(charge, reported, len(held))
+        if lost is not None:
+            held.forget(lost)
         held.capacity = account.capacity_units
-        held.touch(charge.keys if keys is None else keys, self._index.stamp(now_s))
+        keys = charge.keys if keys is None else keys
+        held.touch(keys, stamp := self._index.stamp(now_s))
         self._index.trim(held)
+        if (slots := self._slots.get(charge.engine)) is not None:
+            if lost is not None:
+                slots.forget(lost)
+            slots.ends(request, keys, stamp)
 
     def cancelled(self, request: str, now_s: float) -> None:
         """A request is over without its end: cancelled, or failed. Without a first token, nothing of it is believed cached."""
@@ -145,12 +154,16 @@ class Router:
         held = self._release(charge)
         if charge.first_s is None:
             held.drop_unproved(charge.keys, charge.matched, charge.stamp)
-        held.touch(charge.keys[: held.match(charge.keys)], self._index.stamp(now_s))
+        keys = charge.keys[: held.match(charge.keys)]
+        held.touch(keys, stamp := self._index.stamp(now_s))
         self._index.trim(held)
+        if (slots := self._slots.get(charge.engine)) is not None:
+            slots.ends(request, keys, stamp)
 
     def engine_lost(self, engine: str) -> None:
         """It was restarted, or is gone: it holds nothing. Its requests end by themselves."""
         self._map(engine).clear()
+        self._slots.pop(engine, None)
         self._ledger.account(engine).restarted()
         self._map(engine).capacity = self._ledger.account(engine).capacity_units
         self._speed.forget(engine)
@@ -168,6 +181,7 @@ class Router:
             self._engines = engines
             for gone in self._ledger.forget(engines):
                 self._index.forget(gone)
+                self._slots.pop(gone, None)
                 self._speed.forget(gone)
 
     def _pick(self, query: Query, view: FleetView, field: Field, now_s: float) -> tuple[_Bid, Why, Costs]:
@@ -195,6 +209,8 @@ class Router:
         for engine in engines:
             held, account = self._map(engine.id), self._ledger.account(engine.id)
             matched, capacity = held.match(keys), held.capacity
+            if matched and (slots := self._slots.get(engine.id)) is not None:
+                matched = min(matched, slots.finds(keys))
             cached_tokens = min(int(matched * unit_tokens), tokens - 1) if matched else 0
             todo = work(tokens - cached_tokens, cached_tokens)
             free, taken = capacity - len(held), held.pinned + held.expected
@@ -224,9 +240,11 @@ class Router:
         return bid.terms.memory_s > 0.0 or bid.terms.wait_s > hold_s
 
     def _charge(self, query: Query, bid: _Bid, now_s: float) -> None:
-        held = self._map(bid.engine.id)
+        held, used, proved = self._map(bid.engine.id), -inf, False
         if bid.matched:
-            self._reuse.seen(max(0.0, now_s - held.last_use(query.keys[bid.matched - 1])))
+            used = held.last_use(query.keys[bid.matched - 1])
+            proved = held.match_pinned(query.keys, bid.matched) < bid.matched
+            self._reuse.seen(max(0.0, now_s - used))
         answer_units = self._units(self._ledger.answer_tokens)
         stamp = self._index.stamp(now_s)
         unit_tokens = query.unit_tokens or float(self._tuning.chunk_tokens)
@@ -241,11 +259,17 @@ class Router:
             answer_units,
             stamp,
             bid.terms.memory_s <= 0.0,
+            used,
+            proved,
         )
         self._ledger.open(charge, now_s)
         held.expected += answer_units
         held.pin(query.keys, stamp)
         self._index.trim(held)
+        if bid.engine.slots is not None:
+            if bid.engine.id not in self._slots:
+                self._slots[bid.engine.id] = Slots(bid.engine.slots)
+            self._slots[bid.engine.id].begins(query.request, query.keys)
 
     def _release(self, charge: Charge) -> EngineMap:
         held = self._map(charge.engine)

@@ -69,44 +69,74 @@ def test_it_is_closed_once() -> None:
 )
 def test_capacity_follows_what_the_engine_had(matched: int, reported: int, capacity: int) -> None:
     account = Account(1000)
-    account.compare(charge(matched=matched), reported)
+    account.compare(charge(matched=matched), reported, 0)
     assert account.capacity_units == capacity
 
 
 def test_nothing_said_is_unknown_until_something_was_said() -> None:
     account = Account(1000)
     for _ in range(9):
-        assert not account.compare(charge(matched=50), None)
+        assert account.compare(charge(matched=50), None, 0) is None
     assert account.capacity_units == 1000
-    account.compare(charge(matched=50), 5000)
-    account.compare(charge(matched=50), None)
+    account.compare(charge(matched=50), 5000, 0)
+    account.compare(charge(matched=50), None, 0)
     assert account.capacity_units == 950
 
 
-def test_three_wrong_in_a_row_and_all_is_forgotten() -> None:
+def lost(account: Account, *told: tuple[int, int], held: int = 0, **each: Any) -> list[float | None]:
+    """What follows from each of these in turn: what was matched, and what was reported. They were sent at 1, 2, 3 …"""
+    return [
+        account.compare(charge(matched=matched, **{"stamp": float(number), **each}), reported, held)
+        for number, (matched, reported) in enumerate(told, 1)
+    ]
+
+
+def test_two_wrong_in_a_row_and_what_was_there_before_is_forgotten() -> None:
+    told = lost(Account(1000), (8, 0), (8, 800), (8, 0), (7, 0), (9, 0), (8, 0))
+    assert told == [None] * 4 + [3.0, None]
+
+
+def test_what_came_after_the_first_wrong_one_proves_nothing() -> None:
     account = Account(1000)
-    told = [account.compare(charge(matched=matched), reported) for matched, reported in
-            [(8, 0), (8, 0), (8, 800), (8, 0), (7, 0), (8, 0), (9, 0), (8, 0)]]  # fmt: skip
-    assert told == [False] * 6 + [True, False]
+    assert lost(account, (8, 0)) == [None]
+    assert account.compare(charge(matched=8, stamp=2.0, used=1.5), 800, 0) is None
+    assert account.compare(charge(matched=8, stamp=3.0), 0, 0) == 1.0
+    assert lost(account, (8, 0)) == [None]
+    assert account.compare(charge(matched=8, stamp=2.0, used=0.5), 800, 0) is None
+    assert account.compare(charge(matched=8, stamp=3.0), 0, 0) is None
+
+
+def test_a_lack_is_only_wrong_where_there_is_room_for_all() -> None:
+    """Else the oldest had to go, but not the beginning that others use too."""
+    partly = [(50, 1000)] * 3
+    account = Account(1000)
+    assert lost(account, *partly) == [None] * 3  # how much room there is was not said
+    account.tell_capacity(1000)
+    assert lost(account, *partly, held=1000) == [None] * 3
+    assert lost(account, *partly, held=999) == [None, 1.0, None]
+
+
+def test_what_another_request_was_to_bring_is_not_wrong() -> None:
+    assert lost(Account(1000), (50, 0), (50, 0), (50, 0), proved=False) == [None] * 3
 
 
 def test_what_waited_for_memory_teaches_no_capacity() -> None:
     account = Account(1000)
-    assert not any(account.compare(charge(matched=50, prompt=False), 0) for _ in range(9))
+    assert lost(account, *[(50, 0)] * 9, prompt=False) == [None] * 9
     assert account.capacity_units == 1000
 
 
 def test_capacity_has_bounds_and_a_restart_takes_it_back() -> None:
     account = Account(1000)
     for _ in range(999):
-        account.compare(charge(matched=50), 100)
+        account.compare(charge(matched=50), 100, 0)
     assert account.capacity_units == 200
     account.tell_capacity(1000)  # said again
     assert account.capacity_units == 200
     account.tell_capacity(2000)
     assert account.capacity_units == 2000
     for _ in range(999):
-        account.compare(charge(), 10_000)
+        account.compare(charge(), 10_000, 0)
     assert account.capacity_units == 64 * 2000
     account.restarted()
     assert account.capacity_units == 2000

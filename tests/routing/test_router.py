@@ -229,7 +229,7 @@ def test_an_engine_that_was_lost_holds_nothing() -> None:
     assert our.choose(query("2", 51), AB, 3.0).cached_tokens == 0
 
 
-def test_a_restart_that_nobody_saw_is_found_after_three() -> None:
+def test_a_restart_that_nobody_saw_is_found_after_two() -> None:
     our, view = router(), fleet("a")
     serve(our, query("0", 50, 7), view, 0.0)
     for number in range(4):
@@ -241,7 +241,7 @@ def test_a_restart_that_nobody_saw_is_found_after_three() -> None:
         wrong += choice.cached_tokens > 0
         our.first_token(f"w{number}", 3.1 + number)
         our.finished(f"w{number}", 3.5 + number, 5, 0)
-    assert wrong == 3
+    assert wrong == 2
 
 
 def test_a_request_that_failed_leaves_nothing_but_one_that_was_cancelled_late_does() -> None:
