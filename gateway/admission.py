@@ -19,7 +19,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import inf
 
 from gateway.errors import Rejected
 from gateway.events import AttemptFailed, AttemptServed, Event, Finished, Prefilled
@@ -38,13 +37,11 @@ _MISSES = 16  # of those that wait, so many are looked at that can go nowhere
 
 @dataclass(frozen=True, slots=True)
 class QueueRules:
-    """How many requests may wait and how long, in seconds; how long for an engine where all are known to be down; and how long
-    the first token of one may take, as predicted, that had better wait."""
+    """How many requests may wait and how long, in seconds; how long for an engine where all are known to be down."""
 
     requests: int
     wait_s: float
     down_wait_s: float = 0.0
-    first_token_s: float = inf
 
 
 class Admission:
@@ -68,13 +65,19 @@ class Admission:
         return self._queue.count(model)
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody waits, and room is kept for nobody."""
+        return not (len(self._queue) or any(self._lines.values()) or self._kept)
+
+    @property
     def fill(self) -> float:
         """How full the queue is, from 0 to 1."""
         return len(self._queue) / self._rules.requests if self._rules.requests else 0.0
 
     def check(self, place: Place) -> None:
         """Raises Rejected where `admit` would at once: asked before a request costs anything."""
-        if len(self._queue) >= self._rules.requests or not any(self._awake(place.model)):
+        waits = self._queue.in_want(place.model) or len(self._queue) >= self._rules.requests
+        if waits or not any(self._awake(place.model)):
             self._check(place)
 
     async def admit(self, entrant: Entrant, on_wait: Callable[[float], None]) -> Decision | None:
@@ -89,10 +92,8 @@ class Admission:
                 return decision
         if decision is None or not decision.hold:
             self._check(entrant.place)
-        elif self._is_full(entrant.place):
+        elif len(self._queue) >= self._rules.requests:  # it pushes nobody out, as it could go
             return None
-        elif (ttft_s := self._queue.ttft_s(entrant.place, decision)) > self._rules.first_token_s:
-            raise self._refusals.too_long(model, ttft_s)
         await self._wait(entrant, decision, on_wait)
         return None
 
@@ -273,14 +274,14 @@ class Admission:
     def _let_in(self, model: str, line: Line) -> None:
         """Gives room to those of the queue and the further answers, in turn, while there is any."""
         queue, misses = self._queue.order(model), 0
-        while misses < _MISSES:
+        while True:
             if line.answers and (line.others is False or not self._queue.count(model)):
                 if (engine := line.answers[0].where(self.view(model)).engine) is None:
                     return
                 line.others = True
                 self._give(line.answers.popleft(), engine)
                 continue
-            if (waiter := next(queue, None)) is None:
+            if misses == _MISSES or (waiter := next(queue, None)) is None:
                 if not line.answers:
                     return
                 line.others = False

@@ -138,12 +138,6 @@ class Waiting:
         """How long one that came now would wait for room; None where that cannot be told."""
         return self._pace(place.model).predicted_s(self._queue.ahead(place.model, place).requests, now_s)
 
-    def ttft_s(self, place: Place, decision: Decision) -> float:
-        """When the first token of one that is held would come, after those that are before it."""
-        usable = sum(engine.usable for engine in decision.considered)
-        own_s = decision.ttft_s if isinstance(decision, Choice) else 0.0
-        return own_s + self._queue.ahead_s(place.model, place) / max(usable, 1)
-
     def _out(self, waiter: Waiter, leave: Callable[[Waiter], None]) -> None:
         if waiter.queued:
             waiter.queued = False

@@ -82,9 +82,9 @@ def request_limits(limits: LimitSettings) -> Limits:
     return Limits(n=limits.n, stop=limits.stop, logprobs=limits.logprobs, tools=limits.tools, messages=limits.messages)
 
 
-def queue_rules(limits: LimitSettings, timeouts: TimeoutSettings) -> QueueRules:
+def queue_rules(limits: LimitSettings) -> QueueRules:
     """Who may wait."""
-    return QueueRules(limits.queue_requests, limits.queue_wait_s, limits.down_wait_s, timeouts.first_token_s)
+    return QueueRules(limits.queue_requests, limits.queue_wait_s, limits.down_wait_s)
 
 
 def tuning(routing: RoutingSettings) -> Tuning:
@@ -99,7 +99,7 @@ class Gate:
 
     def __init__(self, settings: Settings, registry: Registry, clock: Callable[[], float], chance: Chance) -> None:
         limits = settings.limits
-        admission, lag = Admission(registry, queue_rules(limits, settings.timeouts), watchdog := Watchdog()), LoopLag()
+        admission, lag = Admission(registry, queue_rules(limits), watchdog := Watchdog()), LoopLag()
         self.watchdog, self.admission, self.lag = watchdog, admission, lag
         self.guides = Guides((model.name for model in settings.models), tuning(settings.routing), clock, chance)
         self.pressure = pressure = Pressure(limits.inflight_requests, {"lag": lambda: lag.lasting_s})

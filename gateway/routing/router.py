@@ -61,6 +61,11 @@ class Router:
         """Requests that are charged and not over."""
         return len(self._ledger)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing at all is charged, pinned or expected anywhere."""
+        return not self.open and self._ledger.idle and self._index.idle
+
     def pending_s(self, engine: str) -> float:
         """Prefill sent there and not yet answered by a first token, in seconds; exactly 0 where there is none."""
         return self._ledger.account(engine).pending_ns * 1e-9
@@ -308,14 +313,18 @@ class Router:
 
 def _weighed(engines: Sequence[EngineView], costs: Sequence[float], own: float) -> list[float]:
     """What a request, itself a cost of `own`, costs on each for the part that the engine can take. One that fails is not as idle
-    as it looks, since its requests are over at once: it counts as if those that failed were as dear as the dearest, and what
-    fails is done anew."""
+    as it looks, since its requests are over at once: it counts as if those that failed were as dear as on the dearest."""
     dearest = max(costs)
-    weighed = []
-    for engine, cost in zip(engines, costs, strict=True):
-        failing = min(engine.failing, _MOST_FAILING)
-        weighed.append((cost + failing * dearest + own) / ((1.0 - failing) * engine.share))
-    return weighed
+    return [
+        (cost + min(engine.failing, _MOST_FAILING) * dearest + own) / engine.share
+        for engine, cost in zip(engines, costs, strict=True)
+    ]
+
+
+def _rendezvous(affinity: str, engines: Sequence[EngineView]) -> EngineView:
+    """Of these, the engine that this session has: when one goes or comes, only its own sessions move."""
+    key = affinity.encode(errors="surrogatepass")
+    return max(engines, key=lambda engine: blake2b(key + b"\0" + engine.id.encode(), digest_size=8).digest())
 
 
 def _shown(engines: Sequence[EngineView], costs: Sequence[float], best: EngineView) -> Costs:
@@ -324,9 +333,3 @@ def _shown(engines: Sequence[EngineView], costs: Sequence[float], best: EngineVi
         return tuple([(engine.id, cost) for engine, cost in zip(engines, costs, strict=True)])
     bound = sorted(costs)[_SHOWN_COSTS - 1]
     return tuple([(each.id, cost) for each, cost in zip(engines, costs, strict=True) if cost < bound or each is best])
-
-
-def _rendezvous(affinity: str, engines: Sequence[EngineView]) -> EngineView:
-    """Of these, the engine that this session has: when one goes or comes, only its own sessions move."""
-    key = affinity.encode(errors="surrogatepass")
-    return max(engines, key=lambda engine: blake2b(key + b"\0" + engine.id.encode(), digest_size=8).digest())

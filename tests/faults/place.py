@@ -130,7 +130,9 @@ async def fleet(
     leaks: NoLeaks, kind: Kind, count: int = 2, *, proxied: bool = False, engine: Mapping[str, Any] | None = None, **changed: Any
 ) -> AsyncIterator[Fleet]:
     """So many engines of this kind and a gateway. `proxied`: the way to `a` goes over the proxy. `engine` has settings of each;
-    `changed` as for `settings_for`."""
+    `changed` as for `settings_for`. Where they say nothing else, requests go to the engine with the fewest, the first of equals,
+    so that a test knows which is asked first."""
+    changed = {"routing": {"policy": "least_outstanding"}, **changed}
     async with contextlib.AsyncExitStack() as stack:
         names = "abcdefgh"[:count]
         engines = {name: await stack.enter_async_context(FaultEngine(name).working()) for name in names}
