@@ -21,8 +21,9 @@ from gateway.errors import Rejected, RejectReason, shown
 from gateway.events import AttemptFailed, AttemptServed, Event, Finished
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import RETURNS_S
+from gateway.routing.pace import Pace
 from gateway.routing.policy import Decision, choose
-from gateway.routing.queue import FairQueue, Pace, Place
+from gateway.routing.queue import FairQueue, Place
 from gateway.routing.view import FleetView
 from gateway.timer import Alarm, Watchdog
 
@@ -301,7 +302,7 @@ class Admission:
             self._give(line.answers.popleft(), engine)
         elif first is not None:
             line.others = False
-            self._queue.take(model)
+            self._queue.take(first)
             if not first.told.done():  # else its client has left, and it does not know yet
                 self._pace(model).left(_now_s(), waiting=bool(self._queue.count(model)))
             self._give(first, engine)

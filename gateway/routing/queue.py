@@ -1,153 +1,196 @@
-"""Who is next of those that wait: by priority, within one round robin by tenant, and within a tenant who came first.
+"""Who is next of those that wait: by priority, within one by fair turns of the tenants (`turns`), and whose place is given up.
 
-Invariant: between two turns of a tenant that waits, no other of its priority has more than one, however many it has waiting. A
-tenant cannot fill the queue either: at its bound, the newest of the tenant with the most gives its place to one with fewer.
+A tenant cannot fill the queue either: at its bound, the newest of the tenant with the most for its weight gives its place to one
+with less. Nothing is kept of a model and priority for which nobody waits, and of tenants that wait no more while others do, no
+more than `turns.MOST_GONE` tags.
 """
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, TypeVar
+
+from gateway.routing.turns import Ahead, Turns, Waiting
 
 T = TypeVar("T")
 
 DEFAULT_TENANT = "default"
-_NEWEST_SHARE = 0.2  # of the last gap in the mean of gaps
-LEAST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """For which model one waits, and whose it is. A larger `priority` goes first."""
+    """For which model one waits, and whose it is. A larger `priority` goes first; `weight` is its tenant's share."""
 
     model: str
     tenant: str = DEFAULT_TENANT
     priority: int = 0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < inf:
+            raise ValueError(f"the weight of a tenant is a number above 0, not {self.weight}")
 
 
 class FairQueue(Generic[T]):
-    """Those that wait, of all models. Each is in it once."""
+    """Those that wait, of all models. Each is in it once. Raises KeyError where one is named that does not wait."""
 
     def __init__(self) -> None:
-        self._places: dict[T, Place] = {}
-        # Both by priority and tenant: the lanes of a model in the order of their turns, and all that a tenant has, by arrival.
-        self._lanes: dict[str, dict[int, OrderedDict[str, OrderedDict[T, None]]]] = {}
-        self._held: dict[int, dict[str, OrderedDict[T, None]]] = {}
-        self._counts: dict[str, int] = {}
+        self._entries: dict[T, tuple[Place, Waiting[T]]] = {}
+        self._turns: dict[str, dict[int, Turns[T]]] = {}  # by model and priority
+        self._parts: dict[int, _Parts[T]] = {}  # by priority, of all models
+        self._pushed = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def count(self, model: str) -> int:
         """How many wait for this model."""
-        return self._counts.get(model, 0)
+        return sum(map(len, self._turns.get(model, {}).values()))
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models for which anyone waits."""
-        return tuple(self._counts)
+        return tuple(self._turns)
+
+    @property
+    def remembered(self) -> int:
+        """Of how many tenants anything is kept, counted for each model and priority."""
+        return sum(turns.remembered for levels in self._turns.values() for turns in levels.values())
 
     def waiting(self, model: str) -> Iterator[T]:
         """All that wait for this model, in no order that means anything. They may be removed meanwhile."""
-        lanes = self._lanes.get(model, {})
-        yield from [one for tenants in lanes.values() for lane in tenants.values() for one in lane]
+        yield from [one for turns in self._turns.get(model, {}).values() for one in turns.all()]
 
-    def push(self, one: T, place: Place) -> None:
-        """It waits from now on."""
-        self._places[one] = place
-        self._lanes.setdefault(place.model, {}).setdefault(place.priority, OrderedDict()).setdefault(place.tenant, OrderedDict())[
-            one
-        ] = None
-        self._held.setdefault(place.priority, {}).setdefault(place.tenant, OrderedDict())[one] = None
-        self._counts[place.model] = self.count(place.model) + 1
+    def push(self, one: T, place: Place, *, work_s: float = 0.0, now_s: float = 0.0) -> None:
+        """It waits from now on. `work_s` is the prefill that it is predicted to need on the engine that is best for it."""
+        self._pushed += 1
+        entry = Waiting(one, place.tenant, place.weight, self._pushed, now_s, _checked(work_s))
+        self._entries[one] = place, entry
+        levels = self._turns.setdefault(place.model, {})
+        if place.priority not in levels:
+            levels[place.priority] = Turns()
+        levels[place.priority].add(entry)
+        if place.priority not in self._parts:
+            self._parts[place.priority] = _Parts()
+        self._parts[place.priority].add(one, place)
+
+    def order(self, model: str) -> Iterator[T]:
+        """All that wait for this model in the order of their turns, as though everyone before had had its own, found as they are
+        asked for. Each may be taken, removed or reworked when it was given; one that comes meanwhile may be left out."""
+        levels = self._turns.get(model, {})
+        for priority in sorted(levels, reverse=True):
+            if priority in levels:  # still
+                yield from levels[priority].order()
 
     def first(self, model: str) -> T | None:
         """Whose turn it is; None where nobody waits."""
-        lanes = self._lanes.get(model)
-        if not lanes:
-            return None
-        lane = next(iter(lanes[max(lanes)].values()))
-        return next(iter(lane))
+        levels = self._turns.get(model)
+        return levels[max(levels)].first() if levels else None
 
-    def take(self, model: str) -> T | None:
-        """Removes and gives the one whose turn it is. Its tenant's next turn comes after all others' of its priority."""
-        one = self.first(model)
-        if one is None:
-            return None
-        place = self._places[one]
-        self.remove(one)
-        tenants = self._lanes.get(model, {}).get(place.priority, OrderedDict())
-        if place.tenant in tenants:
-            tenants.move_to_end(place.tenant)
-        return one
+    def take(self, one: T) -> None:
+        """It waits no more, and its tenant is charged for its turn."""
+        place, entry = self._entries.pop(one)
+        self._turns[place.model][place.priority].take(entry)
+        self._forget(one, place)
 
     def remove(self, one: T) -> None:
-        """It waits no more; nothing where it does not wait."""
-        place = self._places.pop(one, None)
-        if place is None:
-            return
-        lanes = self._lanes[place.model]
-        _drop(lanes[place.priority], place.tenant, one)
-        if not lanes[place.priority]:
-            del lanes[place.priority]
-        if not lanes:
-            del self._lanes[place.model]
-        _drop(self._held[place.priority], place.tenant, one)
-        if not self._held[place.priority]:
-            del self._held[place.priority]
-        self._counts[place.model] -= 1
-        if not self._counts[place.model]:
-            del self._counts[place.model]
+        """It waits no more and had no turn; nothing where it does not wait."""
+        if one in self._entries:
+            place, entry = self._entries.pop(one)
+            self._turns[place.model][place.priority].remove(entry)
+            self._forget(one, place)
+
+    def rework(self, one: T, work_s: float) -> None:
+        """Its work is now predicted to be this. It has waited no less for that."""
+        place, entry = self._entries[one]
+        self._turns[place.model][place.priority].rework(entry, _checked(work_s))
+
+    def ahead(self, model: str, place: Place) -> Ahead:
+        """What has its turn before a newcomer of this place, of those that wait now: all of a higher priority, and of its own all
+        that its tenant has. When these are done its tenant's tag is `until`; of each other tenant, by its own tag, comes
+        min(all that it has, (until - tag) * weight + its mean request)."""
+        levels = self._turns.get(model, {})
+        higher = [turns for priority, turns in levels.items() if priority > place.priority]
+        requests, work_s = float(sum(map(len, higher))), sum(turns.work_s for turns in higher)
+        if place.priority in levels:
+            same = levels[place.priority].ahead(place.tenant, place.weight)
+            return Ahead(requests + same.requests, work_s + same.work_s)
+        return Ahead(requests, work_s)
+
+    def ahead_s(self, model: str, place: Place) -> float:
+        """The work of `ahead`, in seconds of prefill."""
+        return self.ahead(model, place).work_s
 
     def yields(self, place: Place) -> T | None:
-        """Who gives up its place for one more of this kind; None where nobody does: the newest of the tenant that has the most of
-        the lowest priority, where the newcomer has a higher one, or would still have fewer."""
-        if not self._held or place.priority < (lowest := min(self._held)):
+        """Who gives up its place for one more of this kind; None where nobody does: the newest of the tenant that has the most
+        for its weight of the lowest priority, where the newcomer has a higher one, or would still have less for its own."""
+        if not self._parts or place.priority < (lowest := min(self._parts)):
             return None
-        tenants = self._held[lowest]
-        most = max(tenants, key=lambda tenant: len(tenants[tenant]))
-        own = len(tenants.get(place.tenant, ()))
-        if place.priority == lowest and own + 1 >= len(tenants[most]):
+        parts = self._parts[lowest]
+        most, newest = parts.most()
+        if place.priority == lowest and (parts.count(place.tenant) + 1) / place.weight >= most:
             return None
-        return next(reversed(tenants[most]))
+        return newest
+
+    def _forget(self, one: T, place: Place) -> None:
+        levels = self._turns[place.model]
+        if not len(levels[place.priority]):
+            del levels[place.priority]
+        if not levels:
+            del self._turns[place.model]
+        parts = self._parts[place.priority]
+        parts.drop(one, place.tenant)
+        if not parts:
+            del self._parts[place.priority]
 
 
-def _drop(tenants: dict[str, OrderedDict[T, None]], tenant: str, one: T) -> None:
-    del tenants[tenant][one]
-    if not tenants[tenant]:
-        del tenants[tenant]
-
-
-class Pace:
-    """How quickly a queue moves: the mean time between two that leave it for an engine, while anyone waits. Times are seconds."""
+class _Parts(Generic[T]):
+    """What each tenant has in the queue, by its weight."""
 
     def __init__(self) -> None:
-        self._gap_s: float | None = None
-        self._since_s: float | None = None  # when the last left, or the first came; None while nobody waits
+        self._held: dict[str, dict[T, None]] = {}  # in the order of coming
+        self._weights: dict[str, float] = {}  # of its newest
+        self._sorted: list[tuple[float, str]] = []
 
-    def waits(self, now_s: float) -> None:
-        """Somebody waits."""
-        if self._since_s is None:
-            self._since_s = now_s
+    def __bool__(self) -> bool:
+        return bool(self._held)
 
-    def left(self, now_s: float, *, waiting: bool) -> None:
-        """One left for an engine; `waiting`: others still wait."""
-        self._gap_s = self._gap(now_s)
-        self._since_s = now_s if waiting else None
+    def count(self, tenant: str) -> int:
+        return len(self._held.get(tenant, ()))
 
-    def empty(self) -> None:
-        """Nobody waits any more."""
-        self._since_s = None
+    def most(self) -> tuple[float, T]:
+        """The largest part, and its newest."""
+        part, tenant = self._sorted[-1]
+        return part, next(reversed(self._held[tenant]))
 
-    def wait_s(self, ahead: int, now_s: float) -> float:
-        """When one with so many before it may have its turn, between 1 and 30 s."""
-        gap_s = self._gap_s or 0.0
-        if self._since_s is not None and now_s - self._since_s > gap_s:  # nobody left for longer than usual
-            gap_s = self._gap(now_s)
-        return min(max((ahead + 1) * gap_s, LEAST_WAIT_S), MOST_WAIT_S)
+    def add(self, one: T, place: Place) -> None:
+        self._unsort(place.tenant)
+        self._held.setdefault(place.tenant, {})[one] = None
+        self._weights[place.tenant] = place.weight
+        self._sort(place.tenant)
 
-    def _gap(self, now_s: float) -> float:
-        if self._since_s is None:
-            return self._gap_s or 0.0
-        gap_s = now_s - self._since_s
-        return gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) * _NEWEST_SHARE
+    def drop(self, one: T, tenant: str) -> None:
+        self._unsort(tenant)
+        del self._held[tenant][one]
+        if self._held[tenant]:
+            self._sort(tenant)
+        else:
+            del self._held[tenant], self._weights[tenant]
+
+    def _part(self, tenant: str) -> tuple[float, str]:
+        return len(self._held[tenant]) / self._weights[tenant], tenant
+
+    def _sort(self, tenant: str) -> None:
+        insort(self._sorted, self._part(tenant))
+
+    def _unsort(self, tenant: str) -> None:
+        if tenant in self._held:
+            del self._sorted[bisect_left(self._sorted, self._part(tenant))]
+
+
+def _checked(work_s: float) -> float:
+    """Work that is no number would spoil the order of all others."""
+    if not work_s < inf:
+        raise ValueError(f"the work of one that waits is a number of seconds, not {work_s}")
+    return max(work_s, 0.0)
