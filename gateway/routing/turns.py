@@ -15,12 +15,13 @@ Within a tenant the smallest work goes first, less `AGEING` seconds for each sec
 at all times, so that each is sorted in once.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
+from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -117,7 +118,7 @@ class _Gone:
 
     def forget_until(self, tag: float) -> None:
         """Those whose tag says no more than that of one who was never here."""
-        past = bisect_left(self._sorted, (tag,))
+        past = bisect_right(self._sorted, tag, key=itemgetter(0))
         for _, tenant in self._sorted[:past]:
             del self._tags[tenant]
         del self._sorted[:past]
