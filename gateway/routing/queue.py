@@ -20,7 +20,7 @@ DEFAULT_TENANT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """For which model one waits, and whose it is. A larger `priority` goes first; `weight` is its tenant's share beside others."""
+    """For which model one waits, and whose it is. A larger `priority` goes first; `weight` is its tenant's share."""
 
     model: str
     tenant: str = DEFAULT_TENANT
@@ -107,9 +107,9 @@ class FairQueue(Generic[T]):
         self._turns[place.model][place.priority].rework(entry, _checked(work_s))
 
     def ahead(self, model: str, place: Place) -> Ahead:
-        """What has its turn before a newcomer of this place, of those that wait now: all of a higher priority, and of its own all of
-        its tenant's. With these done its tenant's tag is `until`; of each other tenant comes, with its own tag,
-        min(all of its, (until - tag) * weight + its mean request)."""
+        """What has its turn before a newcomer of this place, of those that wait now: all of a higher priority, and of its own all
+        that its tenant has. When these are done its tenant's tag is `until`; of each other tenant, by its own tag, comes
+        min(all that it has, (until - tag) * weight + its mean request)."""
         levels = self._turns.get(model, {})
         higher = [turns for priority, turns in levels.items() if priority > place.priority]
         requests, work_s = float(sum(map(len, higher))), sum(turns.work_s for turns in higher)
@@ -123,8 +123,8 @@ class FairQueue(Generic[T]):
         return self.ahead(model, place).work_s
 
     def yields(self, place: Place) -> T | None:
-        """Who gives up its place for one more of this kind; None where nobody does: the newest of the tenant that has the most for
-        its weight of the lowest priority, where the newcomer has a higher one, or would still have less for its own."""
+        """Who gives up its place for one more of this kind; None where nobody does: the newest of the tenant that has the most
+        for its weight of the lowest priority, where the newcomer has a higher one, or would still have less for its own."""
         if not self._parts or place.priority < (lowest := min(self._parts)):
             return None
         parts = self._parts[lowest]

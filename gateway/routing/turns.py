@@ -1,32 +1,34 @@
-"""Fair turns of those that wait for one model at one priority: tenants get work by their weights, and each its smallest first.
+"""Fair turns of those that wait for one model at one priority: tenants get work by their weights, each its smallest first.
 
-Start-time fair queueing. A tenant that waits has a tag, in seconds of work for a weight of one. The smallest has its turn, and its
-tag grows by the charge of the one that is taken: its work, `LEAST_WORK_S` at the least, by its weight. A tenant that begins to wait
-has the virtual time as its tag, which goes on by each charge shared among all that wait, or what its own had grown to when it
-waited last, where that is more: a rest gives no credit. It begins no further behind the last turn than its first charge.
+Start-time fair queueing. A tenant that waits has a tag, in seconds of work for a weight of one. The smallest has its turn, and
+its tag grows by the charge of the one that is taken: its work, `LEAST_WORK_S` at the least, by its weight. A tenant that begins
+to wait has as its tag the virtual time, which goes on by each charge shared among all that wait, or what its own had grown to
+when it waited last, where that is more: a rest gives no credit. It is no further behind the last turn than its first charge.
 
 Invariant: where each is taken in its turn, over any span in which tenants A and B both wait,
-|work_A / weight_A - work_B / weight_B| is at most the largest charge of A plus the largest of B, each by its weight, whatever comes,
-leaves or is reworked meanwhile: every tag is at least that of the last turn, and at most a largest charge of its own more.
-One that is passed over, for it has no place now, is next, and has no other claim for it: so the same bound holds for what others
-get beyond one that is not passed over, whoever else is.
+|work_A / weight_A - work_B / weight_B| is at most the largest charge of A plus the largest of B, each by its weight, whatever
+comes, leaves or is reworked meanwhile: every tag is at least that of the last turn, and at most a largest charge of its own more.
+One that is passed over, as it has no place now, stays next, and has no other claim for it. So one that is not passed over never
+gets less than another by more than that bound, whoever else is.
 
-Within a tenant the smallest work goes first, less `AGEING` seconds for each second that it waited. Of two the order is the same at
-all times, so that each is sorted in once.
+Within a tenant the smallest work goes first, less `AGEING` seconds for each second that it waited. Of two the order is the same
+at all times, so that each is sorted in once.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
+from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 AGEING = 0.5  # seconds of work that a second of waiting makes up for
 LEAST_WORK_S = 0.02  # an engine's step: a request whose prompt is all cached takes its part too
+MOST_ASKED = 64  # tenants whose work is looked at one by one for a prediction
 MOST_GONE = 1024  # tenants that are remembered when they wait no more
 
 _Key = tuple[float, int]
@@ -76,7 +78,8 @@ class _Lane(Generic[T]):
         self.work_s += entry.charge_s
 
     def drop(self, entry: Waiting[T]) -> None:
-        del self.sorted[bisect_left(self.sorted, entry.key)]  # a tuple is before those that it begins
+        first = self.sorted[0][2] is entry  # most are
+        del self.sorted[0 if first else bisect_left(self.sorted, entry.key)]  # a tuple is before those that it begins
         self.work_s -= entry.charge_s
 
     def after(self, key: _Key, given: set[int]) -> Waiting[T] | None:
@@ -115,7 +118,7 @@ class _Gone:
 
     def forget_until(self, tag: float) -> None:
         """Those whose tag says no more than that of one who was never here."""
-        past = bisect_left(self._sorted, (tag,))
+        past = bisect_right(self._sorted, tag, key=itemgetter(0))
         for _, tenant in self._sorted[:past]:
             del self._tags[tenant]
         del self._sorted[:past]
@@ -219,22 +222,22 @@ class Turns(Generic[T]):
                 heappush(had, (begins + entry.charge_s / entry.weight, next(ties), lane, key))
 
     def ahead(self, tenant: str, weight: float) -> Ahead:
-        """Before one more of this tenant: all that it has, and of each other what it gets by its weight until then, and one request
-        of its mean size, for turns are whole."""
+        """Before one more of this tenant: all that it has, and of each other what it gets by its weight until then, and one
+        request of its mean size, for turns are whole. Of more than `MOST_ASKED` tenants, some stand for all."""
         own = self._lanes.get(tenant)
         if own is None:
             until, requests, work_s = max(self._virtual, self._gone.tag(tenant)), 0.0, 0.0
         else:
             until, requests, work_s = max(own.tag, self._last) + own.work_s / weight, float(len(own.sorted)), own.work_s
-        for tag, _, lane in self._sorted:
-            if tag > until:
-                break
-            if lane is not own:
-                mean_s = lane.work_s / len(lane.sorted)
-                share_s = min((until - max(tag, self._last)) * lane.weight + mean_s, lane.work_s)
-                requests += share_s / mean_s
-                work_s += share_s
-        return Ahead(requests, work_s)
+        tenants = bisect_left(self._sorted, (until, self._ties))
+        some = [each for each in self._sorted[: tenants : 1 + tenants // MOST_ASKED] if each[2] is not own]
+        others = Ahead(0.0, 0.0)
+        for tag, _, lane in some:
+            mean_s = lane.work_s / len(lane.sorted)
+            share_s = min((until - max(tag, self._last)) * lane.weight + mean_s, lane.work_s)
+            others = Ahead(others.requests + share_s / mean_s, others.work_s + share_s)
+        scale = (tenants - (own is not None)) / max(len(some), 1)
+        return Ahead(requests + others.requests * scale, work_s + others.work_s * scale)
 
     def _unseen(self, seen: set[_Lane[T]]) -> Iterator[tuple[float, int, _Lane[T]]]:
         """By tag, while lanes that were seen go and get other tags."""
@@ -252,7 +255,8 @@ class Turns(Generic[T]):
         insort(self._sorted, (lane.tag, lane.tie, lane))
 
     def _unplace(self, lane: _Lane[T]) -> None:
-        del self._sorted[bisect_left(self._sorted, (lane.tag, lane.tie))]
+        first = self._sorted[0][2] is lane
+        del self._sorted[0 if first else bisect_left(self._sorted, (lane.tag, lane.tie))]
 
     def _drop(self, entry: Waiting[T]) -> _Lane[T]:
         lane = self._lanes[entry.tenant]
