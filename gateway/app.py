@@ -43,7 +43,7 @@ from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
 from gateway.routing.choice import Chance
-from gateway.server.admin import add_admin
+from gateway.server.admin import Told, add_admin
 from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
@@ -197,7 +197,8 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
         admin = operations(registry, models, condition, scrapes, to_operators=True)
-        add_admin(admin, registry, explain, OwnSite((server.admin_host, *server.admin_names)))
+        told = Told(lambda model, engine: gate.guides.of(model).router.snapshot(engine), metrics.truth.of)
+        add_admin(admin, registry, told, explain, OwnSite((server.admin_host, *server.admin_names)))
         for api in (public, admin):
             answer_errors(api, dialect.error)
 

@@ -8,20 +8,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import inf
 from typing import Literal
 
 from gateway.events import (
     AttemptFailed,
     AttemptServed,
     AttemptStarted,
+    CacheTold,
     ClientGone,
     Event,
     Finished,
     FirstToken,
     NotRetried,
+    Prefilled,
     Received,
 )
-from gateway.routing.view import EngineView
+from gateway.routing.view import EngineView, Forecast
 
 KEPT_REQUESTS = 1_000
 _RUNNING_REQUESTS = 4_000
@@ -34,7 +37,8 @@ AttemptOutcome = Literal["running", "served", "failed", "client_gone"]
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """One engine as it was then, but for what it says of itself. Fields as in `EngineView`."""
+    """One engine as it was then, but for what it says of itself. Fields as in `EngineView`. `cost_s`: what the request would have
+    cost there, as it was compared; None: it was not."""
 
     id: str
     ready: bool
@@ -45,13 +49,30 @@ class Considered:
     rests_s: float
     share: float
     failing: float
+    cost_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the router believed of an attempt. Fields as in `Forecast` and `Terms`."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    wait_s: float
+    memory_s: float
+    prefill_s: float
+    eviction_s: float
+    standing_s: float
+    kappa: float
 
 
 @dataclass(slots=True)
 class AttemptStory:
     """One attempt. `started_s` is since the request's body was read, `lasted_s` None while it runs. `considered` are the engines
-    as they were when it was chosen, that one first; `left_out` counts those that are not shown. `stopped` says why no attempt
-    followed a failure, and `objection` what spoke against going on with its answer."""
+    as they were when it was chosen, that one first and then the cheapest; `left_out` counts those that are not shown. `stopped`
+    says why no attempt followed a failure, and `objection` what spoke against going on with its answer. `forecast` is what was
+    expected of it, `ttft_s` and `cached_tokens` what came; None: it did not come, or the engine does not say."""
 
     attempt: int
     engine: str
@@ -64,6 +85,9 @@ class AttemptStory:
     lasted_s: float | None = None
     stopped: str | None = None
     objection: str | None = None
+    forecast: Expected | None = None
+    ttft_s: float | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +134,12 @@ class Explain:
                 self._record(event.request_id).received_s = event.at_s
             case AttemptStarted():
                 self._started(event)
+            case Prefilled():
+                if (attempt := self._attempt(event.request_id, event.attempt)) is not None:
+                    attempt.ttft_s = event.ttft_s
+            case CacheTold():
+                if (attempt := self._attempt(event.request_id, event.attempt)) is not None:
+                    attempt.cached_tokens = event.cached_tokens
             case AttemptFailed() | AttemptServed() | ClientGone():
                 self._ended(event)
             case NotRetried():
@@ -152,7 +182,9 @@ class Explain:
         record.engines += len(shown)
         left_out = len(event.considered) - len(shown)
         started_s = event.at_s - record.received_s
-        story.attempts.append(AttemptStory(event.attempt, event.engine, event.why, started_s, shown, left_out))
+        attempt = AttemptStory(event.attempt, event.engine, event.why, started_s, shown, left_out)
+        attempt.forecast = _expected(event.forecast) if event.forecast is not None else None
+        story.attempts.append(attempt)
 
     def _ended(self, event: AttemptFailed | AttemptServed | ClientGone) -> None:
         if (attempt := self._attempt(event.request_id, event.attempt)) is None:
@@ -210,13 +242,18 @@ class _Record:
     engines: int = 0
 
 
+def _expected(forecast: Forecast) -> Expected:
+    return Expected(forecast.prompt_tokens, forecast.cached_tokens, forecast.ttft_s, *forecast.terms)
+
+
 def _shown(event: AttemptStarted, most: int) -> tuple[Considered, ...]:
-    """The engine that was chosen, then the others in their order."""
-    chosen_first = sorted(event.considered, key=lambda view: view.id != event.engine)
-    return tuple(map(_considered, chosen_first[:most]))
+    """The engine that was chosen, then those that were compared, the cheapest first, then the others in their order."""
+    costs = dict(event.forecast.costs) if event.forecast is not None else {}
+    ordered = sorted(event.considered, key=lambda view: (view.id != event.engine, costs.get(view.id, inf)))
+    return tuple(_considered(view, costs.get(view.id)) for view in ordered[:most])
 
 
-def _considered(view: EngineView) -> Considered:
+def _considered(view: EngineView, cost_s: float | None) -> Considered:
     return Considered(
         id=view.id,
         ready=view.ready,
@@ -227,4 +264,5 @@ def _considered(view: EngineView) -> Considered:
         rests_s=view.rests_s,
         share=view.share,
         failing=view.failing,
+        cost_s=cost_s,
     )

@@ -16,8 +16,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from gateway.events import NO_ENGINE, NO_MODEL, AttemptFailed, AttemptStarted, Event, Finished, NotRetried, Outcome
+from gateway.events import (
+    NO_ENGINE,
+    NO_MODEL,
+    AttemptFailed,
+    AttemptStarted,
+    CacheTold,
+    Event,
+    Finished,
+    NotRetried,
+    Outcome,
+    Prefilled,
+)
 from gateway.observe.series import Counter, Histogram, Labels, Names, gauge
+from gateway.observe.truth import RoutingTruth
 from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind
 from gateway.routing.inflight import InFlight
@@ -59,7 +71,8 @@ class Served:
 class Metrics:
     """An observer, and the collector of what it counted. `inflight` is another observer, whose counts are shown too. `mismatched`
     says of an engine whether it is out of service for another tokenizer than its model's; `checks` which of a model's tests
-    passed, where they were run; `more` gives what is known elsewhere; `clock_s` are monotonic seconds."""
+    passed, where they were run; `more` gives what is known elsewhere; `clock_s` are monotonic seconds. `truth`: how right the
+    router was of each engine."""
 
     def __init__(
         self,
@@ -90,8 +103,10 @@ class Metrics:
         self._unstarted: set[tuple[str, str]] = set()
         self._gone: dict[tuple[str, str], float] = {}  # since when, in this order
         self._info: dict[tuple[str, str], tuple[str, str]] = {}
+        self.truth = RoutingTruth()
         self._series: list[Counter | Histogram] = []
         self._make()
+        self._series += self.truth.series
         for model in served:
             self._start_model(model.model)
             for engine in model.engines:
@@ -108,6 +123,10 @@ class Metrics:
             case AttemptFailed():
                 reason = self._attempt_reason(event.reason)
                 self._attempt_failures.add((self._model(event.model), self._engine(event.engine), reason))
+            case Prefilled():
+                self.truth.prefilled((self._model(event.model), self._engine(event.engine)), event)
+            case CacheTold():
+                self.truth.told((self._model(event.model), self._engine(event.engine)), event)
             case NotRetried():
                 self._refused.add((self._model(event.model), self._stopped(event.why)))
             case _:
@@ -143,9 +162,14 @@ class Metrics:
         engines = {engine for _, engine in pairs} - {engine for _, engine in (*self._pairs, *self._gone)}
         for engine in engines:
             self._engine.forget(engine)
+
+        def gone(labels: Labels) -> bool:
+            return (labels[0], labels[1]) in pairs or labels[1] in engines
+
         for series in self._series:
             if series.labels[:2] == _PAIR:
-                series.drop(lambda labels: (labels[0], labels[1]) in pairs or labels[1] in engines)
+                series.drop(gone)
+        self.truth.drop(gone)
 
     def engine_info(self, engine: str, kind: str, version: str | None, model: str) -> None:
         """What the probe learned of an engine that is there. A later word on the same engine and model replaces the earlier."""
@@ -178,6 +202,7 @@ class Metrics:
         compared = [pair for pair in self._pairs if self._served[pair[0]].rendered]
         wrong = [((model, engine), float(self._mismatched(engine))) for model, engine in compared]
         yield gauge("interlock_engine_tokenizer_mismatch", "1: out of service, its tokenizer is not the model's.", _PAIR, wrong)
+        yield self.truth.alarms()
         yield from self._more()
 
     def _make(self) -> None:
@@ -239,18 +264,21 @@ class Metrics:
             counter.start([pair])
         self._calls.start(places)
         self._with_tools.start(places)
-        for counter, starts in (
+        more: list[tuple[Counter, list[Labels]]] = [
             (self._requests, [(*pair, *end) for end in product(self._dialects, get_args(Outcome))]),
             (self._attempt_failures, [(*pair, reason) for reason in _ENGINE_FAILURES]),
             (self._parse, [(*place, kind) for place in places for kind in get_args(FailureKind)]),
-        ):
+            *self.truth.starts(pair),
+        ]
+        for counter, starts in more:
             if len(counter) + len(starts) <= _STARTED_SERIES:
                 counter.start(starts)
 
     def _attempted(self, event: AttemptStarted) -> None:
         self._start(event.model, event.engine)
-        model = self._model(event.model)
-        self._attempts.add((model, self._engine(event.engine)))
+        pair = model, _ = self._model(event.model), self._engine(event.engine)
+        self._attempts.add(pair)
+        self.truth.decided(pair, event.why)
         if event.retry:
             self._retries.add((model,))
             self._resumes.add((model,), event.why == "resume")

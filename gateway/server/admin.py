@@ -14,10 +14,11 @@ from yarl import URL
 from engines.base import EngineInfo
 from gateway.errors import BadRequest, RouteNotFound, shown
 from gateway.fleet.registry import Member, Registry
+from gateway.observe.drift import Drift, State
 from gateway.observe.explain import KEPT_REQUESTS, Explain, RequestStory
 from gateway.observe.redact import Redactor
 from gateway.routing.breaker import BreakerState
-from gateway.routing.view import EngineView
+from gateway.routing.view import Belief, EngineView
 from gateway.server.site import OwnSite
 
 _log = structlog.get_logger("interlock.admin")
@@ -44,8 +45,22 @@ class LoadEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """How right the router was of the engine's cache: attempts, and of those of late, faded, the tokens that were predicted and
+    that it reported."""
+
+    state: State
+    right: int
+    over: int
+    under: int
+    predicted_tokens: int
+    reported_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """One engine as it stands. `draining`: an operator took it out; `leaving`: what names engines does so no more."""
+    """One engine as it stands. `draining`: an operator took it out; `leaving`: what names engines does so no more. `router`: what
+    the router believes of it, `predictions` how right that was."""
 
     id: str
     model: str
@@ -63,6 +78,8 @@ class EngineEntry:
     load: LoadEntry | None
     info: EngineInfo
     weights: str
+    router: Belief
+    predictions: CacheEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +96,24 @@ class Explanations:
     requests: list[RequestStory]
 
 
-def add_admin(api: FastAPI, registry: Registry, explain: Explain, site: OwnSite) -> None:
+class Told:
+    """What is known of an engine by its model and id: what the router believes, and how right it was."""
+
+    def __init__(self, believed: Callable[[str, str], Belief], drift: Callable[[str, str], Drift]) -> None:
+        self.believed = believed
+        self._drift = drift
+
+    def predictions(self, model: str, engine: str) -> CacheEntry:
+        """How right."""
+        drift = self._drift(model, engine)
+        counts = drift.right, drift.over, drift.under
+        return CacheEntry(drift.state, *counts, round(drift.predicted), round(drift.reported))
+
+
+def add_admin(api: FastAPI, registry: Registry, told: Told, explain: Explain, site: OwnSite) -> None:
     """`/fleet`, `/fleet/{id}/drain` and `/explain`, for what `site` lets through."""
     asked = [Depends(site.asked)]
-    _add_fleet(api, registry, site)
+    _add_fleet(api, registry, told, site)
 
     @api.get("/explain", dependencies=asked, summary="What happened to requests: where each attempt went, why, and how it ended")
     async def explained(
@@ -103,14 +134,14 @@ def add_admin(api: FastAPI, registry: Registry, explain: Explain, site: OwnSite)
         return Explanations([story])
 
 
-def _add_fleet(api: FastAPI, registry: Registry, site: OwnSite) -> None:
+def _add_fleet(api: FastAPI, registry: Registry, told: Told, site: OwnSite) -> None:
     path = "/fleet/{engine_id:path}/drain"
     asked, changed = [Depends(site.asked)], [Depends(site.changed)]
 
     def entries(members: Collection[Member]) -> list[EngineEntry]:
         redact = Redactor(each.api_key for each in registry.members.values() if each.api_key).text
         views = {view.id: view for model in {each.model for each in members} for view in registry.view(model).engines}
-        return [_entry(registry, member, views[member.id], redact) for member in members]
+        return [_entry(registry, member, views[member.id], told, redact) for member in members]
 
     def drain(engine_id: str, on: bool) -> EngineEntry:
         member = registry.members.get(engine_id)
@@ -134,7 +165,7 @@ def _add_fleet(api: FastAPI, registry: Registry, site: OwnSite) -> None:
         return drain(engine_id, False)
 
 
-def _entry(registry: Registry, member: Member, view: EngineView, redact: Callable[[str], str]) -> EngineEntry:
+def _entry(registry: Registry, member: Member, view: EngineView, told: Told, redact: Callable[[str], str]) -> EngineEntry:
     standing, now_s = registry.standing(member.id), registry.now_s()
     load = standing.load(now_s)
 
@@ -158,6 +189,8 @@ def _entry(registry: Registry, member: Member, view: EngineView, redact: Callabl
         load=LoadEntry(load[1].running, load[1].waiting, load[1].kv_usage, load[0]) if load is not None else None,
         info=replace(standing.info, version=cleaned(standing.info.version), model=cleaned(standing.info.model)),
         weights=redact(view.weights),
+        router=told.believed(member.model, member.id),
+        predictions=told.predictions(member.model, member.id),
     )
 
 

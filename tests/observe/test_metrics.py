@@ -11,12 +11,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from support.events import DONE
 
-from gateway.events import AttemptFailed, AttemptStarted, NotRetried, Outcome
+from gateway.events import AttemptFailed, AttemptStarted, CacheTold, NotRetried, Outcome, Prefilled
 from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics, Served
 from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind, Usage
 from gateway.routing.inflight import InFlight
 from gateway.routing.retry import Stopped
+from gateway.routing.view import Forecast, Terms
 
 PAIR = {"model", "engine"}
 LABELS = {
@@ -43,10 +44,18 @@ LABELS = {
     "interlock_retries_total": {"model"},
     "interlock_resumes_total": {"model"},
     "interlock_retries_refused_total": {"model", "reason"},
+    "interlock_route_decisions_total": PAIR | {"reason"},
+    "interlock_predicted_cached_prompt_tokens_total": PAIR,
+    "interlock_compared_cached_prompt_tokens_total": PAIR,
+    "interlock_cache_predictions_total": PAIR | {"result"},
+    "interlock_cache_prediction_error_ratio": PAIR,
+    "interlock_cache_prediction_drift": PAIR,
+    "interlock_predicted_ttft_ratio": PAIR,
 }
 SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
 NONE: frozenset[str] = frozenset()
 CHECKS: Mapping[str, Mapping[CheckName, bool]] = {"m": {"template": True, "stop": False}}
+EXPECTED = Forecast(100, 60, 0.2, Terms(prefill_s=0.2), unit_tokens=4.0)
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -66,6 +75,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_names_and_labels_are_exactly_the_documented_ones() -> None:
     metrics = made()
     metrics(replace(DONE, outcome="upstream_error", reason="broke"))
+    metrics(Prefilled("r", 1, "a", "m", 0.1, EXPECTED))
+    metrics(CacheTold("r", 1, "a", "m", 50, EXPECTED))
     metrics.engine_info("a", "vllm", "0.33.0", "m")
     found: dict[str, set[str]] = {}
     for family in parse_text(metrics.expose()[1].decode()):
@@ -176,7 +187,9 @@ def test_no_client_and_no_engine_makes_series() -> None:
     before = len(read(metrics))
     for number in range(2_000):
         word = f'evil{number}\n{{}}"\u2028'
-        metrics(AttemptStarted(word, 1, engine=word, model=word, at_s=0.0))
+        metrics(AttemptStarted(word, 1, engine=word, model=word, at_s=0.0, why=word))
+        metrics(Prefilled(word, 1, word, word, 0.1, EXPECTED))
+        metrics(CacheTold(word, 1, word, word, 50, EXPECTED))
         metrics(AttemptFailed(word, 1, engine=word, reason=word, model=word))
         metrics(NotRetried(word, 1, why=word, model=word))
         metrics(
@@ -190,7 +203,7 @@ def test_no_client_and_no_engine_makes_series() -> None:
     failed = {dict(labels)["reason"] for name, labels in series if name == "interlock_attempt_failures_total"}
     assert len(failed) == 64 + 6 + 1
     assert "other" in failed
-    assert len(series) - before - len(reasons) - 65 <= 150  # one set of series for `other`
+    assert len(series) - before - len(reasons) - 65 <= 180  # one set of series for `other`
     other = {"model": "other", "engine": "other", "dialect": "other", "outcome": "rejected"}
     assert value(metrics, "interlock_requests_total", **other) == 2_000
 

@@ -15,7 +15,9 @@ from support.wiring import fleet
 from yarl import URL
 
 from engines.base import EngineInfo, EngineLoad
-from gateway.server.admin import _entry, _without_secrets
+from gateway.observe.drift import Drift
+from gateway.routing.view import Belief
+from gateway.server.admin import Told, _entry, _without_secrets
 
 KEY = "sk-canary-admin-41b7"
 IDS = ("a/b:1", "c/drain")
@@ -50,6 +52,8 @@ async def test_the_fleet_is_shown_as_it_stands() -> None:
     assert (shown["load"].pop("age_s") >= 0, shown.pop("load")) == (True, {"running": 2, "waiting": 1, "kv_usage": 0.25})
     info = shown.pop("info")
     assert set(info) == set(EngineInfo.__dataclass_fields__)
+    assert set(shown.pop("router")) == set(Belief.__dataclass_fields__)
+    assert shown.pop("predictions")["state"] == "not_told"
     assert shown == {
         "id": "e",
         "model": "m",
@@ -222,7 +226,8 @@ def test_an_address_is_shown_without_its_user_and_its_query() -> None:
     assert _without_secrets(URL("http://u:p@h:1/x?key=k#f")) == "http://h:1/x"
     registry = fleet("e", url="http://user:hidden@h:9/pre")
     registry.set_info("e", EngineInfo(version="v" * 9000))
-    entry = _entry(registry, registry.members["e"], registry.view("m").engines[0], str)
+    told = Told(lambda model, engine: Belief(0, 0, 0, 0.0, 1.0, 1.0), lambda model, engine: Drift())
+    entry = _entry(registry, registry.members["e"], registry.view("m").engines[0], told, str)
     assert (entry.url, len(entry.info.version or ""), entry.load) == ("http://h:9/pre", 256, None)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import tracemalloc
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,11 +13,23 @@ from support.events import DONE
 from support.gateway import Served, scripted, serving, settings_for
 from support.scripted_engine import HANG, HEAD, RESET, ScriptedEngine, completion, event, llama_token
 
-from gateway.events import AttemptFailed, AttemptStarted, ClientGone, Event, Finished, FirstToken, NotRetried, Received
+from gateway.events import (
+    AttemptFailed,
+    AttemptStarted,
+    CacheTold,
+    ClientGone,
+    Event,
+    Finished,
+    FirstToken,
+    NotRetried,
+    Prefilled,
+    Received,
+)
 from gateway.observe.explain import KEPT_REQUESTS, Explain
-from gateway.routing.view import EngineView
+from gateway.routing.view import EngineView, Forecast, Terms
 
 VIEW = EngineView("e", True)
+FORECAST = Forecast(1000, 896, 0.75, Terms(0.5, 0.0, 0.25, 0.125, 0.0625, 2.0), costs=(("b", 3.0), ("a", 1.5), ("e", 1.25)))
 
 
 async def explained(served: Served, query: str) -> list[dict[str, Any]]:
@@ -153,7 +166,11 @@ def test_memory_is_bounded_whatever_happens() -> None:
         for number in range(200):
             explain(Received(f"{name}{number}", "d", 1.0))
             for attempt in range(1, 101):
-                explain(AttemptStarted(f"{name}{number}", attempt, "engine-99", "m", 2.0, "panic", engines))
+                costs = tuple((f"engine-{engine}", engine + 0.5) for engine in range(84, 100))
+                forecast = Forecast(attempt + 5000, 4000, attempt + 0.5, Terms(attempt + 0.5), costs=costs)
+                explain(AttemptStarted(f"{name}{number}", attempt, "engine-99", "m", 2.0, "panic", engines, forecast=forecast))
+                explain(Prefilled(f"{name}{number}", attempt, "engine-99", "m", attempt + 0.25, forecast))
+                explain(CacheTold(f"{name}{number}", attempt, "engine-99", "m", attempt + 3000, forecast))
                 explain(AttemptFailed(f"{name}{number}", attempt, "engine-99", "gone"))
             explain(done(f"{name}{number}", inter_token_s=((0.1, 1),) * 100))
 
@@ -172,6 +189,41 @@ def test_memory_is_bounded_whatever_happens() -> None:
     print(f"{full / 200:.0f} bytes a request at the most")
     assert full < 200 * 30_000
     assert later < 1.2 * full
+
+
+def test_what_was_expected_of_an_attempt_stands_beside_what_came() -> None:
+    explain = Explain(lambda: 5.0)
+    views = tuple(EngineView(name, name != "d") for name in ("a", "b", "c", "d", "e"))
+    explain(Received("r", "d", 1.0))
+    explain(AttemptStarted("r", 1, "e", "m", 2.0, "cheapest", views, forecast=FORECAST))
+    story = explain.story("r")
+    assert story is not None
+    (attempt,) = story.attempts
+    assert (attempt.ttft_s, attempt.cached_tokens) == (None, None)
+    assert attempt.forecast is not None
+    assert asdict(attempt.forecast) == {
+        "prompt_tokens": 1000,
+        "cached_tokens": 896,
+        "ttft_s": 0.75,
+        "wait_s": 0.5,
+        "memory_s": 0.0,
+        "prefill_s": 0.25,
+        "eviction_s": 0.125,
+        "standing_s": 0.0625,
+        "kappa": 2.0,
+    }
+    assert [(each.id, each.cost_s) for each in attempt.considered] == [
+        ("e", 1.25),
+        ("a", 1.5),
+        ("b", 3.0),
+        ("c", None),
+        ("d", None),
+    ]
+    explain(Prefilled("r", 1, "e", "m", 0.5, FORECAST))
+    explain(CacheTold("r", 1, "e", "m", 880, FORECAST))
+    explain(done("r"))
+    (over,) = explain.last(1)
+    assert (over.attempts[0].ttft_s, over.attempts[0].cached_tokens) == (0.5, 880)
 
 
 def test_what_followed_a_failure_is_counted_while_the_request_runs() -> None:
@@ -207,6 +259,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(NotRetried, ids, numbers, st.just("budget")),
     st.builds(ClientGone, ids, numbers, st.just("e")),
     st.builds(FirstToken, ids, numbers, st.just("e"), st.just("m"), st.just(0.1)),
+    st.builds(Prefilled, ids, numbers, st.just("e"), st.just("m"), st.just(0.1), st.sampled_from([None, FORECAST])),
+    st.builds(CacheTold, ids, numbers, st.just("e"), st.just("m"), st.sampled_from([None, 5]), st.just(FORECAST)),
     ids.map(done),
 )
 
