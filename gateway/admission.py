@@ -291,7 +291,7 @@ class Admission:
                 continue
             decision = waiter.entrant.where(self.view(model))
             if decision.engine is None:
-                self._queue.hold(waiter, decision)
+                self._queue.hold(waiter, decision, _now_s())
                 if not decision.hold:
                     return
                 misses += 1

@@ -110,9 +110,14 @@ class Waiting:
             self._in_want[place.model] += 1
             self._pace(place.model).waits(now_s)
 
-    def hold(self, waiter: Waiter, decision: Decision) -> None:
+    def hold(self, waiter: Waiter, decision: Decision, now_s: float) -> None:
         """It had no place just now, for want of room or of a good one."""
-        self._in_want[waiter.entrant.place.model] += waiter.held - decision.hold
+        model = waiter.entrant.place.model
+        self._in_want[model] += waiter.held - decision.hold
+        if self._in_want[model]:
+            self._pace(model).waits(now_s)
+        else:
+            self._pace(model).empty()
         waiter.held = decision.hold
         if decision.hold:
             self._queue.rework(waiter, _work_s(decision))

@@ -1,7 +1,11 @@
 """Requests pass, wait or are sent away; a waiting one that leaves costs nothing."""
 
 import asyncio
+import random
 from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from itertools import count
 
 import pytest
@@ -12,12 +16,16 @@ from support.wiring import fleet, lose
 
 from gateway.admission import Admission, QueueRules
 from gateway.errors import EngineRefused, GatewayError, Rejected
-from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, Event, Finished
+from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, Event, Finished, Prefilled
 from gateway.fleet.registry import Registry
-from gateway.routing.policy import choose
+from gateway.route import Asked, Guide, Route
+from gateway.routing.chain import token_chain
+from gateway.routing.choice import Choice, Tuning
+from gateway.routing.policy import Decision, choose
 from gateway.routing.queue import Place
+from gateway.routing.view import FleetView, Forecast, Terms
 from gateway.timer import Watchdog
-from gateway.waiting import Entrant
+from gateway.waiting import Entrant, Where
 
 
 def gate(
@@ -29,8 +37,10 @@ def gate(
     return Admission(registry, QueueRules(queue_requests, queue_wait_s, down_wait_s), Watchdog())
 
 
-def entrant(model: str = "m", tenant: str = "default", *, priority: int = 0, ends_at: float = 1e9) -> Entrant:
-    return Entrant(Place(model, tenant, priority), ends_at)
+def entrant(
+    model: str = "m", tenant: str = "default", *, priority: int = 0, ends_at: float = 1e9, where: Where = choose
+) -> Entrant:
+    return Entrant(Place(model, tenant, priority), ends_at, where)
 
 
 async def waited(admission: Admission, told_s: list[float] | None = None, who: Entrant | None = None) -> float:
@@ -469,6 +479,387 @@ async def settled(desk: Desk) -> None:
     assert desk.admission.view("m") == desk.registry.view("m"), "room is kept for nobody"
     assert desk.registry.running.counts == {}
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+# ---- those that are held for a better place --------------------------------------------------------------------------------
+
+
+class Picky:
+    """Where one request goes: it had better wait, until `good`. Then as any other."""
+
+    def __init__(self, prefill_s: float = 0.0) -> None:
+        self.prefill_s = prefill_s
+        self.good = False
+        self.looks = 0
+
+    def __call__(self, view: FleetView) -> Decision:
+        self.looks += 1
+        if self.good or (decision := choose(view)).engine is None:
+            return choose(view)
+        return Choice(None, "hold", decision.considered, hold=True, forecast=Forecast(1, 0, 0.0, Terms(0, 0, self.prefill_s)))
+
+
+class Holds:
+    """Requests that are held, on a desk whose engine has room."""
+
+    def __init__(self, most_running: int | None = None, **rules: float) -> None:
+        self.desk = limited(most_running, **rules)
+        self.admission = self.desk.admission
+        self.told_s: list[float] = []
+
+    async def ask(self, where: Picky, tenant: str = "default", ends_at: float = 1e9) -> "asyncio.Task[Decision | None]":
+        who = entrant(tenant=tenant, where=where, ends_at=ends_at)
+        task = asyncio.create_task(self.admission.admit(who, self.told_s.append))
+        await turns()
+        return task
+
+    async def see(self, event: Event) -> None:
+        self.admission(event)
+        await turns()
+
+
+async def test_one_that_is_held_waits_and_a_first_token_lets_it_go() -> None:
+    holds, where = Holds(), Picky()
+    task = await holds.ask(where)
+    assert (task.done(), holds.admission.depth("m")) == (False, 1)
+    await holds.see(Prefilled("x", 1, "a", "m", 0.1))
+    assert not task.done(), "its place is no better"
+    where.good = True
+    await turns()
+    assert not task.done()
+    await holds.see(Prefilled("x", 1, "a", "m", 0.1))
+    assert await task is None
+    assert len(holds.told_s) == 1
+    await settled(holds.desk)
+
+
+@pytest.mark.parametrize(
+    "event", [AttemptFailed("x", 1, "a", "broke", "m"), AttemptServed("x", 1, "a", "m"), lambda: finished("x")], ids=str
+)
+async def test_any_end_lets_it_go_too(event: Event | Callable[[], Event]) -> None:
+    holds, where = Holds(), Picky()
+    task = await holds.ask(where)
+    where.good = True
+    await holds.see(event() if callable(event) else event)
+    assert await task is None
+    await settled(holds.desk)
+
+
+async def test_what_happens_to_another_model_moves_nobody() -> None:
+    holds, where = Holds(), Picky()
+    task = await holds.ask(where)
+    where.good = True
+    await holds.see(Prefilled("x", 1, "a", "other", 0.1))
+    assert not task.done()
+    task.cancel()
+    await settled(holds.desk)
+
+
+async def test_one_that_is_held_goes_on_when_it_has_waited_long_enough() -> None:
+    holds, where = Holds(wait_s=0.1), Picky()
+    assert await (await holds.ask(where)) is None, "it was refused"
+    assert 0.1 <= holds.told_s[0] < 5
+    await settled(holds.desk)
+
+
+async def test_its_own_deadline_ends_it_all_the_same() -> None:
+    holds = Holds(wait_s=60)
+    task = await holds.ask(Picky(), ends_at=asyncio.get_running_loop().time() + 0.05)
+    with pytest.raises(Rejected) as caught:
+        await task
+    assert (caught.value.status, caught.value.reason) == (503, "queue_timeout")
+    await settled(holds.desk)
+
+
+async def test_a_full_queue_costs_no_held_request_its_answer() -> None:
+    holds = Holds(requests=2)
+    first, second = await holds.ask(Picky()), await holds.ask(Picky())
+    assert await (await holds.ask(Picky())) is None
+    assert holds.told_s == [], "it did not wait"
+    assert holds.admission.depth("m") == 2
+    holds.admission.check(Place("m"))
+    for task in (first, second):
+        task.cancel()
+    await settled(holds.desk)
+
+
+async def test_one_that_is_pushed_out_by_a_newcomer_goes_too() -> None:
+    holds = Holds(1, requests=3)
+    await holds.desk.ask("runs")
+    holds.desk.emit(finished("runs"))  # there is room again
+    flood = [await holds.ask(Picky(), "flood") for _ in range(3)]
+    await holds.desk.ask("runs too")  # and is not
+    await holds.desk.ask("waits", "calm")
+    done = [task for task in flood if task.done()]
+    assert [task.result() for task in done] == [None]
+    assert holds.admission.depth("m") == 3
+    for task in flood:
+        task.cancel()
+    await holds.desk.close()
+    await settled(holds.desk)
+
+
+async def test_one_that_could_go_at_once_pushes_nobody_out() -> None:
+    registry = fleet("a")
+    registry.add(next(iter(fleet("z", model="other").members.values())))  # never asked yet: who wants it waits
+    registry.set_ready("a", True)
+    admission = gate(registry, queue_requests=2)
+    waiting = [asyncio.create_task(waited(admission, who=entrant("other", "flood"))) for _ in range(2)]
+    await turns()
+    task = asyncio.create_task(admission.admit(entrant(tenant="calm", where=Picky()), lambda _: None))
+    await turns()
+    were_done = [each.done() for each in waiting]
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert were_done == [False, False], "its place was taken for one that needs none"
+    assert await asyncio.wait_for(task, 5) is None
+
+
+async def test_nobody_waits_behind_one_that_is_held() -> None:
+    holds = Holds()
+    held = [await holds.ask(Picky()) for _ in range(20)]
+    for number in range(3):
+        await holds.desk.ask(f"free {number}")
+    assert holds.desk.order == ["free 0", "free 1", "free 2"]
+    assert not any(task.done() for task in held)
+    for task in held:
+        task.cancel()
+    await holds.desk.close()
+    await settled(holds.desk)
+
+
+async def test_a_look_at_the_queue_ends_after_sixteen_that_can_go_nowhere() -> None:
+    holds, wheres = Holds(), [Picky() for _ in range(40)]
+    held = [await holds.ask(where) for where in wheres]
+    before = sum(where.looks for where in wheres)
+    await holds.see(Prefilled("x", 1, "a", "m", 0.1))
+    assert sum(where.looks for where in wheres) - before == 16
+    for task in held:
+        task.cancel()
+    await settled(holds.desk)
+
+
+async def test_further_answers_do_not_wait_behind_those_that_are_held() -> None:
+    holds = Holds(2)
+    held = [await holds.ask(Picky()) for _ in range(20)]
+    for name in "12":
+        await holds.desk.ask(name)
+    answers = [asyncio.create_task(holds.admission.room("m", choose, 60.0, first=False)) for _ in range(2)]
+    await turns()
+    assert not any(answer.done() for answer in answers)
+    for name, answer in zip("12", answers, strict=True):
+        await holds.desk.end(name)
+        await turns()
+        assert answer.done(), "there is room"
+        holds.desk.emit(AttemptStarted(f"{name} more", 1, "a", "m", 0.0))
+    for name in "12":
+        holds.desk.emit(finished(f"{name} more"))
+    for task in held:
+        task.cancel()
+    await holds.desk.close()
+    await settled(holds.desk)
+
+
+async def test_the_least_work_goes_first_of_those_that_are_held() -> None:
+    holds = Holds()
+    wheres = {name: Picky(prefill_s) for name, prefill_s in (("long", 9.0), ("short", 0.5), ("middle", 4.0))}
+    tasks = {name: await holds.ask(where) for name, where in wheres.items()}
+    wheres["long"].good = wheres["middle"].good = wheres["short"].good = True
+    order: list[str] = []
+    for name, task in tasks.items():
+        task.set_name(name)
+        task.add_done_callback(lambda done: order.append(done.get_name()))
+    await holds.see(Prefilled("x", 1, "a", "m", 0.1))
+    await asyncio.gather(*tasks.values())
+    await turns()
+    assert order == ["short", "middle", "long"]
+    await settled(holds.desk)
+
+
+@pytest.mark.parametrize("down_wait_s", [0.0, 30.0])
+async def test_all_engines_go_down_while_some_are_held(down_wait_s: float) -> None:
+    registry = fleet("a")
+    admission = gate(registry, queue_requests=9, ready=True, down_wait_s=down_wait_s)
+    wheres = [Picky() for _ in range(3)]
+    tasks = [asyncio.create_task(admission.admit(entrant(where=where), lambda _: None)) for where in wheres]
+    await turns()
+    registry.set_ready("a", False)
+    await turns(8)
+    if down_wait_s:
+        assert not any(task.done() for task in tasks)
+        for where in wheres:
+            where.good = True
+        registry.set_ready("a", True)
+        assert await asyncio.gather(*tasks) == [None] * 3
+    else:
+        assert await asyncio.gather(*tasks) == [None] * 3
+        assert (await admission.room("m", choose, 60.0, first=True)).engine is None
+        assert admission.refusal("m").reason == "no_engine"
+    await turns()
+    assert (admission.depth("m"), admission.view("m")) == (0, registry.view("m"))
+
+
+async def test_one_that_was_held_when_its_engine_filled_up_is_refused_like_any_other() -> None:
+    holds = Holds(1, wait_s=0.1)
+    task = await holds.ask(Picky())
+    await holds.desk.ask("runs")
+    await holds.see(Prefilled("x", 1, "a", "m", 0.1))  # it is looked at: there is no room at all now
+    with pytest.raises(Rejected) as caught:
+        await task
+    assert caught.value.reason == "queue_timeout"
+    await holds.desk.close()
+    await settled(holds.desk)
+
+
+async def test_one_that_would_wait_longer_than_it_may_is_told_at_once() -> None:
+    desk = limited(1, requests=700)
+    await desk.ask("0")
+    for number in range(1, 700):
+        await desk.ask(str(number))
+    for number in range(8):
+        await asyncio.sleep(0.01)  # so that one leaves no sooner than this after another
+        await desk.end(str(number))
+    for refused_at in (desk.admission.check, None):
+        with pytest.raises(Rejected) as caught:
+            refused_at(Place("m")) if refused_at else await waited(desk.admission)
+        assert (caught.value.status, caught.value.reason) == (503, "wait_too_long")
+        assert 5 < (caught.value.retry_after_s or 0) <= 30
+    await desk.ask("first", priority=1)  # nobody is before this one
+    assert not desk.tasks["first"].done()
+    await desk.close()
+
+
+class Ride:
+    """Requests on engines `a` and `b`, chosen and charged by a real router, on a clock of the test's."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.registry = fleet("a", "b", most_running=4)
+        self.admission = gate(self.registry, queue_requests=6, queue_wait_s=60, ready=True)
+        self.guide = Guide("m", Tuning(hold_s=0.05, chunk_tokens=16), lambda: self.now_s, random.Random(3))
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.steps: dict[str, asyncio.Queue[str]] = {}
+        self.errors: list[str] = []
+
+    @property
+    def waiting(self) -> int:
+        return sum(not task.done() for task in self.tasks.values()) - len(self.steps)
+
+    async def ask(self, name: str, prompt: int, chunks: int, tenant: str) -> None:
+        keys = token_chain(range(prompt << 20, (prompt << 20) + 16 * chunks), 16)
+        route = Route(self.guide, Asked(keys, 16 * chunks + 1), name)
+        self.tasks[name] = asyncio.create_task(self._serve(name, route, tenant))
+        await turns()
+
+    async def _serve(self, name: str, route: Route, tenant: str) -> None:
+        try:
+            with closing(route):
+                decision = await self.admission.admit(entrant(tenant=tenant, where=route.enters), lambda _: None)
+                decision = decision or await self.admission.room("m", route.first, 60.0, first=True)
+                number = 0
+                while decision.engine is not None:
+                    number += 1
+                    end = await self._run(name, number, route, decision.engine)
+                    if end != "fail":
+                        return
+                    elsewhere = partial(route.next, avoid={decision.engine})
+                    decision = await self.admission.room("m", elsewhere, 60.0, first=True)
+                self.errors.append(name)
+        except Rejected as error:
+            self.errors.append(error.reason)
+        finally:
+            self._emit(finished(name))
+
+    async def _run(self, name: str, number: int, route: Route, engine: str) -> str:
+        self._emit(AttemptStarted(name, number, engine, "m", 0.0))
+        steps = self.steps[name] = asyncio.Queue()
+        try:
+            while (step := await steps.get()) == "first":
+                route.prefilled()
+                self._emit(Prefilled(name, number, engine, "m", 0.1))
+            if step == "end":
+                route.served(16, 9, None, ())
+        finally:
+            del self.steps[name]
+            route.close()
+        if step == "fail":
+            self._emit(AttemptFailed(name, number, engine, "broke", "m"))
+        return step
+
+    def _emit(self, event: Event) -> None:
+        self.registry.running.apply(event)
+        self.admission(event)
+
+
+class HeldMachine(RuleBasedStateMachine):
+    """Requests are held, let go, pushed out, fail and leave, while engines come and go: what is charged is what runs, and at the
+    end nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.numbers = count(1)
+
+        async def made() -> Ride:
+            return Ride()
+
+        self.ride = self.runner.run(made())
+
+    @rule(prompt=st.integers(0, 3), chunks=st.sampled_from([0, 1, 100, 400]), tenant=st.sampled_from("ab"))
+    def ask(self, prompt: int, chunks: int, tenant: str) -> None:
+        self.runner.run(self.ride.ask(str(next(self.numbers)), prompt, chunks, tenant))
+
+    @precondition(lambda self: self.ride.steps)
+    @rule(data=st.data(), how=st.lists(st.sampled_from(["first", "end", "fail"]), min_size=1, max_size=3))
+    def go_on(self, data: st.DataObject, how: list[str]) -> None:
+        steps = self.ride.steps[data.draw(st.sampled_from(sorted(self.ride.steps)))]
+        for each in how:
+            steps.put_nowait(each)
+
+    @precondition(lambda self: any(not task.done() for task in self.ride.tasks.values()))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        alive = [name for name, task in self.ride.tasks.items() if not task.done()]
+        self.ride.tasks[data.draw(st.sampled_from(alive))].cancel()
+
+    @rule(seconds=st.floats(0, 5))
+    def later(self, seconds: float) -> None:
+        self.ride.now_s += seconds
+
+    @rule(engine=st.sampled_from("ab"), ready=st.booleans())
+    def turn(self, engine: str, ready: bool) -> None:
+        async def change() -> None:
+            self.ride.registry.set_ready(engine, ready)
+
+        self.runner.run(change())
+
+    @invariant()
+    def what_is_charged_runs(self) -> None:
+        ride = self.ride
+        self.runner.run(turns(40))
+        assert ride.guide.router.open == len(ride.steps) == sum(ride.registry.running.counts.values())
+        assert ride.admission.depth("m") <= ride.waiting
+        assert ride.admission.fill <= 1
+        assert ride.admission.view("m") == ride.registry.view("m"), "room is kept for nobody"
+
+    def teardown(self) -> None:
+        async def end() -> None:
+            for task in self.ride.tasks.values():
+                task.cancel()
+            await asyncio.gather(*self.ride.tasks.values(), return_exceptions=True)
+            await turns(8)
+            assert self.ride.guide.router.idle
+            assert self.ride.admission.idle
+            assert self.ride.registry.running.counts == {}
+            assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+        self.runner.run(end())
+        self.runner.close()
+
+
+HeldMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestHeld = HeldMachine.TestCase
 
 
 # ---- whatever happens, nothing is lost ------------------------------------------------------------------------------------

@@ -177,6 +177,11 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._charges)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no engine has anything of ours."""
+        return not any(account.running or account.pending_ns for account in self._accounts.values())
+
     def account(self, engine: str) -> Account:
         """The engine's."""
         found = self._accounts.get(engine)

@@ -184,6 +184,11 @@ class PrefixIndex:
     def __len__(self) -> int:
         return sum(len(each) for each in self._maps.values())
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request holds anything, or is expected to."""
+        return not any(each.pinned or each.expected for each in self._maps.values())
+
     def get(self, engine: str) -> EngineMap | None:
         """The map of an engine that has one."""
         return self._maps.get(engine)
