@@ -1,6 +1,8 @@
 """What the router believed beside what came, as metrics of the events, and the line of the log that says that it is wrong."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -8,12 +10,17 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from structlog.testing import capture_logs
 
 from gateway.events import AttemptStarted, CacheTold, Prefilled
+from gateway.observe.drift import Result, State
+from gateway.observe.explain import AttemptStory, Considered, Expected
 from gateway.observe.metrics import Metrics, Served
 from gateway.routing.inflight import InFlight
 from gateway.routing.policy import Why
-from gateway.routing.view import Forecast, Terms
+from gateway.routing.view import Belief, Forecast, Terms
+from gateway.server.admin import CacheEntry
 
 EXPECTED = Forecast(10_000, 9_000, 0.2, Terms(prefill_s=0.2))
+METRIC = re.compile(r"interlock_[a-z_]+")
+DOCS = Path(__file__).parents[2] / "docs"
 DRIFT = "interlock_cache_prediction_drift"
 
 
@@ -111,3 +118,19 @@ def test_what_was_learned_of_an_engine_goes_with_it() -> None:
     now[0] = 301.0
     assert value(metrics, DRIFT, engine="new") is None
     assert metrics.truth.of("m", "new").state == "not_told"
+
+
+def test_what_the_documents_name_is_there_and_what_is_there_is_named() -> None:
+    routing, admin = (DOCS / "routing.md").read_text(), (DOCS / "admin.md").read_text()
+    metrics = made()
+    told(metrics, 9_000)
+    metrics(Prefilled("r", 1, "a", "m", 0.1, EXPECTED))
+    families = {family.name for family in parse_text(metrics.expose()[1].decode())}
+    named = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_total") for name in set(METRIC.findall(routing))}
+    assert named <= families, named - families
+    shown = {each.name.removesuffix("_total") for each in metrics.truth.series} | {DRIFT}
+    assert shown <= named
+    words = [*get_args(Result), *(why for why in get_args(Why) if why not in ("none", "hold")), *get_args(State)]
+    shapes = (Belief, CacheEntry, Expected, Considered, AttemptStory)
+    names = {each.name for shape in shapes for each in fields(shape)} - {"id"}
+    assert [word for word in {*words, *names} if f"`{word}`" not in admin] == []
