@@ -1,44 +1,40 @@
-"""The gateway's own router in the simulation: the very module that serves, driven by simulated moments."""
+"""The gateway's own router and queue in the simulation: the very modules that serve, driven by simulated moments."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gateway.routing.choice import Query, Tuning
+from gateway.routing.choice import Choice, Query, Tuning
+from gateway.routing.queue import FairQueue, Place
 from gateway.routing.router import Router
 from gateway.routing.view import EngineView, FleetView
 from lab.simulate.model import EngineModel
 from lab.simulate.policies import Make, Truth, Usage
 from lab.traces import Prompt
 
-_AGEING = 0.5  # seconds of credit for each second in the queue
-_MISSES = 16  # tries of one release that lead nowhere
-
-
-@dataclass(slots=True)
-class _Held:
-    prompt: Prompt
-    since_s: float
-    prefill_s: float
+_PLACE = Place("model")
+_MISSES = 16  # that had better wait on, in one go over the queue: as in the gateway
 
 
 class GatewayPolicy:
-    """A Router, which knows an engine's capacity and nothing else of it, with a queue for what it holds back."""
+    """A Router, which knows an engine's capacity and nothing else of it, and the queue of what it holds back, of one tenant."""
 
     def __init__(self, tuning: Tuning, truth: Truth, model: EngineModel, rng: random.Random) -> None:
         self._router = Router(replace(tuning, chunk_tokens=model.block_tokens), rng)
         self._view = FleetView(tuple(EngineView(str(engine), ready=True) for engine in range(truth.engines)))
         for engine in self._view.engines:
             self._router.capacity(engine.id, model.blocks * model.block_tokens)
-        self._held: list[_Held] = []
+        self._queue: FairQueue[int] = FairQueue()
+        self._held: dict[int, Prompt] = {}
 
     def choose(self, prompt: Prompt, now_s: float) -> int | None:
         """The router's choice, charged; None where it would rather wait."""
-        held = _Held(prompt, now_s, 0.0)
-        engine = self._ask(held, now_s)
-        if engine is None:
-            self._held.append(held)
-        return engine
+        choice = self._ask(prompt, now_s)
+        if choice.engine is None:
+            self._held[prompt.id] = prompt
+            self._queue.push(prompt.id, _PLACE, work_s=choice.prefill_s, now_s=now_s)
+            return None
+        return int(choice.engine)
 
     def first_token(self, prompt: Prompt, engine: int, now_s: float) -> None:
         """Tells the router."""
@@ -49,27 +45,25 @@ class GatewayPolicy:
         self._router.finished(str(prompt.id), now_s, usage.output_tokens, usage.cached_tokens)
 
     def released(self, now_s: float) -> Sequence[tuple[Prompt, int]]:
-        """Those held that the router has a place for now: least prefill first, with credit for the time they waited."""
+        """Those held that the router has a place for now, in the order of their turns."""
         if not self._held:
             return ()
-        self._held.sort(key=lambda held: held.prefill_s - _AGEING * (now_s - held.since_s))
-        gone, kept, misses = list[tuple[Prompt, int]](), list[_Held](), 0
-        for held in self._held:
-            engine = self._ask(held, now_s) if misses < _MISSES else None
-            if engine is None:
-                misses += 1
-                kept.append(held)
-            else:
-                gone.append((held.prompt, engine))
-        self._held = kept
+        gone, misses = list[tuple[Prompt, int]](), 0
+        for number in self._queue.order(_PLACE.model):
+            choice = self._ask(self._held[number], now_s)
+            if choice.engine is not None:
+                self._queue.take(number)
+                gone.append((self._held.pop(number), int(choice.engine)))
+                continue
+            self._queue.rework(number, choice.prefill_s)
+            misses += 1
+            if misses == _MISSES:
+                break
         return gone
 
-    def _ask(self, held: _Held, now_s: float) -> int | None:
-        prompt = held.prompt
+    def _ask(self, prompt: Prompt, now_s: float) -> Choice:
         query = Query(str(prompt.id), prompt.path, prompt.tokens, affinity=str(prompt.session))
-        choice = self._router.choose(query, self._view, now_s)
-        held.prefill_s = choice.prefill_s
-        return None if choice.hold or choice.engine is None else int(choice.engine)
+        return self._router.choose(query, self._view, now_s)
 
 
 def gateway_policy(tuning: Tuning) -> Make:
