@@ -38,7 +38,6 @@ from gateway.observe.explain import Explain
 from gateway.observe.health import Health
 from gateway.observe.metrics import Metrics
 from gateway.observe.scrape import Scrapes
-from gateway.pressure import Pressure
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
@@ -149,7 +148,7 @@ class Gateway:
     registry: Registry
     condition: Condition
     models: tuple[Model, ...]
-    pressure: Pressure
+    gate: Gate
     reload: Callable[[], None] | None
 
 
@@ -211,7 +210,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         async with _beside(*(each.run for each in asking)):
             refusal = dialect.error(Draining(CLOSED))
             main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))
-            yield Gateway(main, Numbered(admin, new_id), registry, condition, models, gate.pressure, sources.reload)
+            yield Gateway(main, Numbered(admin, new_id), registry, condition, models, gate, sources.reload)
 
 
 def _listing(registry: Registry, wanted: tuple[Model, ...]) -> bytes:

@@ -53,7 +53,7 @@ def test_the_requests_that_run_are_counted_and_bounded() -> None:
 async def test_answers_under_pressure_end_their_connection() -> None:
     async with scripted(kind="openai", limits={"inflight_requests": 100}) as (engine, served):
         engine.script = lambda seen: chat("Hi")
-        for served.gateway.pressure.requests, connection in ((85, None), (90, "close"), (0, None)):
+        for served.gateway.gate.pressure.requests, connection in ((85, None), (90, "close"), (0, None)):
             for streamed in (False, True):
                 answer = await served.chat(stream=streamed)
                 assert answer.status_code == 200
@@ -63,7 +63,7 @@ async def test_answers_under_pressure_end_their_connection() -> None:
 async def test_an_overloaded_gateway_refuses_before_it_reads() -> None:
     async with scripted(kind="openai", limits={"inflight_requests": 2}) as (engine, served):
         engine.script = lambda seen: chat("Hi")
-        served.gateway.pressure.requests = 2
+        served.gateway.gate.pressure.requests = 2
         refused = await served.client.post("/v1/chat/completions", content=b"this is not even JSON")
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "overloaded"
@@ -75,5 +75,5 @@ async def test_an_overloaded_gateway_refuses_before_it_reads() -> None:
         assert engine.calls == []
         metrics: dict[str, Any] = await served.metrics()
         assert metrics["interlock_pressure[]"] == 1.0
-        served.gateway.pressure.requests = 0
+        served.gateway.gate.pressure.requests = 0
         assert (await served.client.post("/v1/chat/completions", json=HELLO)).status_code == 200

@@ -23,7 +23,8 @@ _ANSWER_TOKENS, _HOLD_S = 256.0, 20.0  # until they are seen
 class Charge:
     """One attempt on an engine. `matched` of its keys were believed there; `stamp` is its mark in the index; `answer_units` is
     the room its answer is given. `prompt`: it could start at once but for the prefill ahead. `used`: the last use of what was
-    matched, as a stamp; `proved`: no other request was to bring it. `first_s`: when its first token came."""
+    matched, as a stamp; `proved`: no other request was to bring it. `held` of its keys were in the index, found
+    or not. `first_s`: when its first token came."""
 
     request: str
     engine: str
@@ -37,6 +38,7 @@ class Charge:
     prompt: bool = True
     used: float = -inf
     proved: bool = True
+    held: int = 0
     first_s: float | None = None
     cached_tokens: int | None = None
 

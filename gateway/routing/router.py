@@ -158,7 +158,7 @@ class Router:
             return
         held = self._release(charge)
         if charge.first_s is None:
-            held.drop_unproved(charge.keys, charge.matched, charge.stamp)
+            held.drop_unproved(charge.keys, charge.held, charge.stamp)
         keys = charge.keys[: held.match(charge.keys)]
         held.touch(keys, stamp := self._index.stamp(now_s))
         self._index.trim(held)
@@ -246,6 +246,7 @@ class Router:
 
     def _charge(self, query: Query, bid: _Bid, now_s: float) -> None:
         held, used, proved = self._map(bid.engine.id), -inf, False
+        already = bid.matched if bid.engine.id not in self._slots else held.match(query.keys)
         if bid.matched:
             used = held.last_use(query.keys[bid.matched - 1])
             proved = held.match_pinned(query.keys, bid.matched) < bid.matched
@@ -266,6 +267,7 @@ class Router:
             bid.terms.memory_s <= 0.0,
             used,
             proved,
+            already,
         )
         self._ledger.open(charge, now_s)
         held.expected += answer_units

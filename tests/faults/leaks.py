@@ -1,7 +1,8 @@
 """What must be as before once a test of faults is over.
 
-Invariant: a test that uses `no_leaks` fails where a request was not counted once, an attempt still counts as running, a task, a
-descriptor or a connection to an engine is left, an exception was dropped by the loop, or a planted secret came out.
+Invariant: a test that uses `no_leaks` fails where a request was not counted once, an attempt still counts as running, is charged
+to an engine, waits or has room kept, a task, a descriptor or a connection to an engine is left, an exception was dropped by the
+loop, or a planted secret came out.
 """
 
 import asyncio
@@ -83,11 +84,12 @@ class NoLeaks:
         async def settled() -> bool:
             nonlocal metrics
             metrics = await served.metrics()
-            over = len(self.records) - records == sent
+            over = len(self.records) - records == sent and not _charged(served)
             return over and not _sum(metrics, "interlock_inflight_requests") and not any(each.running for each in engines)
 
         await _within(settled)
         assert _sum(metrics, "interlock_inflight_requests") == 0, "attempts still count as running"
+        assert _charged(served) == [], "something is still charged"
         assert [each.name for each in engines if each.running or each.waiting] == [], "an engine still works for nobody"
         assert _sum(metrics, "interlock_requests_total") == sent, (
             f"{_sum(metrics, 'interlock_requests_total')} outcomes of {sent}"
@@ -154,6 +156,13 @@ def _descriptors() -> dict[str, str]:
         with contextlib.suppress(FileNotFoundError):  # the one of this very listing
             found[number] = os.readlink(f"/proc/self/fd/{number}")
     return {number: what for number, what in found.items() if not what.startswith("/proc/")}
+
+
+def _charged(served: Served) -> list[str]:
+    """What requests that are over have left with the routers and the gate."""
+    gate = served.gateway.gate
+    left = [f"the router of {each.name}" for each in served.gateway.models if not gate.guides.of(each.name).router.idle]
+    return left + ["the gate"] * (not gate.admission.idle)
 
 
 def _sum(metrics: Mapping[str, float], name: str) -> float:

@@ -200,7 +200,7 @@ async def test_e23_where_all_rest_nothing_waits_and_the_smallest_rest_is_told(no
 
 async def test_under_pressure_a_broken_answer_is_not_gone_on_with(no_leaks: NoLeaks) -> None:
     async with fleet(no_leaks, "vllm", 2, timeouts=QUICK, limits={"inflight_requests": 100}) as place:
-        pressure = place.served.gateway.pressure
+        pressure = place.served.gateway.gate.pressure
         for mode, number in itertools.product(("reset_mid_stream after=3", "500"), range(2)):
             pressure.requests += 80 * number
             answer = await place.ask(f"[[tokens=8]][[chaos:{mode} only=a]] {number}")

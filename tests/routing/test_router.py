@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -255,6 +256,16 @@ def test_a_request_that_failed_leaves_nothing_but_one_that_was_cancelled_late_do
     assert our.entries == 50
 
 
+def test_a_request_that_failed_takes_nothing_along_that_its_engine_has_but_would_not_have_used() -> None:
+    """An engine of slots finds less of a prompt than it has."""
+    our, view = router(), fleet("a", a={"slots": 1})
+    serve(our, query("0", 20), view, 0.0)
+    serve(our, query("1", 20, 99_999), view, 1.0)
+    assert our.choose(query("2", 4), view, 2.0).cached_tokens == 0  # of the first, too little to be worth its place
+    our.cancelled("2", 3.0)
+    assert our.entries == 40
+
+
 def test_every_policy_feeds_the_index() -> None:
     for policy in POLICIES:
         our = router(policy)
@@ -290,6 +301,7 @@ class Balanced(RuleBasedStateMachine):
         self.open: list[str] = []
         self.now_s = 0.0
         self.number = 0
+        self.before: dict[int, int] = {}  # each key, and the one that it continues
 
     @rule(
         start=st.integers(0, 4),
@@ -299,8 +311,10 @@ class Balanced(RuleBasedStateMachine):
     )
     def ask(self, start: int, length: int, avoid: set[str], told: dict[str, Any]) -> None:
         self.number += 1
-        view = FleetView((EngineView("a", **told), EngineView("b", ready=True), EngineView("c", ready=True, most_running=2)))
-        choice = self.our.choose(query(str(self.number), length, start * 50_000, avoid=avoid), view, self.now_s)
+        a, b, c = EngineView("a", **told), EngineView("b", ready=True, slots=2), EngineView("c", ready=True, most_running=2)
+        asked = query(str(self.number), length, start * 50_000, avoid=avoid)
+        self.before.update((key, before) for before, key in pairwise(asked.keys))
+        choice = self.our.choose(asked, FleetView((a, b, c)), self.now_s)
         assert choice.engine not in avoid
         assert 0 <= choice.cached_tokens <= length * CHUNK
         if choice.engine is not None:
@@ -333,6 +347,12 @@ class Balanced(RuleBasedStateMachine):
         assert self.our.open == len(self.open)
         assert sum(self.our._ledger.account(name).running for name in self.names) == len(self.open)
 
+    @invariant()
+    def what_is_held_is_held_from_the_root(self) -> None:
+        for name in self.names:
+            held = self.our._map(name)._used
+            assert all(before in held for key, before in self.before.items() if key in held)
+
     def teardown(self) -> None:
         for request in self.open:
             self.our.cancelled(request, self.now_s)
@@ -340,6 +360,7 @@ class Balanced(RuleBasedStateMachine):
             account, held = self.our._ledger.account(name), self.our._map(name)
             assert (account.running, account.pending_ns, held.pinned, held.expected) == (0, 0, 0, 0)
             assert self.our.pending_s(name) == 0.0
+        assert self.our.idle
 
 
 TestBalanced = Balanced.TestCase
