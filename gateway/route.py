@@ -56,12 +56,14 @@ class Guide:
         tokens = max(1, int(size / self._token_bytes))
         return Asked(keys, tokens, text_bytes=size, unit_tokens=tokens / len(keys), affinity=affinity)
 
-    def after(self, asked: Asked, answer: Sequence[int]) -> tuple[int, ...] | None:
-        """The keys of the prompt with its answer: what the next turn begins with. None: they are not known. The last token is
-        left out, as no engine has worked on it."""
-        if not asked.data or len(answer) < 2:
+    def after(self, asked: Asked, answer: Sequence[int], output_tokens: int | None = None) -> tuple[int, ...] | None:
+        """The keys of the prompt with its answer: what the next turn begins with. None: they are not known. The last of the
+        `output_tokens` is left out, as no engine has worked on it: where a stop id is counted, that is no part of `answer`."""
+        made = len(answer) if output_tokens is None else output_tokens
+        done = answer[: max(0, made - 1)]
+        if not asked.data or not done:
             return None
-        return self._chains.chain(asked.data + packed(answer[:-1]), self.root)
+        return self._chains.chain(asked.data + packed(done), self.root)
 
     def counted(self, asked: Asked, prompt_tokens: int) -> None:
         """How many tokens an engine made of a prompt: how long they are is learned."""
@@ -115,7 +117,7 @@ class Route:
         """The attempt gave the whole answer. `answer` are its ids, as far as they are known; `cached_tokens` None: not told."""
         guide, now_s = self._guide, self._guide.clock()
         guide.counted(self._asked, prompt_tokens)
-        guide.router.finished(self._request, now_s, output_tokens, cached_tokens, guide.after(self._asked, answer))
+        guide.router.finished(self._request, now_s, output_tokens, cached_tokens, guide.after(self._asked, answer, output_tokens))
         self._open = False
 
     def close(self) -> None:

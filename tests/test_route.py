@@ -132,6 +132,13 @@ def test_the_next_turn_begins_with_the_prompt_and_its_answer() -> None:
     assert after[: len(following.keys)] == following.keys
 
 
+def test_an_answer_that_a_stop_id_ended_was_worked_on_to_its_end() -> None:
+    our = guide()
+    asked, answer = our.asked(said("x"), prompt(range(100)), None), list(range(500, 544))
+    assert our.after(asked, answer, len(answer) + 1) == token_chain([*range(100), *answer], CHUNK, root_key("m"))
+    assert our.after(asked, answer, len(answer)) == token_chain([*range(100), *answer[:-1]], CHUNK, root_key("m"))
+
+
 @pytest.mark.parametrize("answer", [(), (7,)])
 def test_an_answer_of_no_known_length_is_followed_by_nothing_known(answer: tuple[int, ...]) -> None:
     our = guide()

@@ -1,8 +1,9 @@
 """What an engine finds of a prompt that keeps a whole sequence in each of its slots and shares none between requests: llama.cpp.
 
 A request takes the free slot that begins most like it, or the one unused for longest, and what that held beyond goes. Only where
-that would be more than half is it saved first, and a saved sequence taken out instead that fits better. So of two requests with
-one system prompt, running at a time, one makes it anew; and a new conversation may cut an old one back to what they share.
+that would be more than half is it saved first, and a saved sequence taken out instead that fits better. What lies in other slots
+is saved too whenever one begins. So of two requests with one system prompt, running at a time, one makes it anew; and a new
+conversation may cut an old one back to what they share.
 
 All is counted in keys (gateway.routing.chain), in the order in which requests are sent.
 """
@@ -68,6 +69,9 @@ class Slots:
         if taken is not None and taken in self._saved:
             self._saved.remove(taken)
         slot.keys, slot.request = keys, request
+        for idle in self._slots:
+            if idle.request is None:
+                self._save(idle)
 
     def ends(self, request: str, keys: Keys, now_s: float) -> None:
         """It is over, and its slot holds these."""

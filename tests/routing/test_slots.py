@@ -49,6 +49,18 @@ def test_a_new_conversation_cuts_an_old_one_back_where_they_share_most_of_it() -
     assert slots.finds(prompt(SHARED, ("a", 20))) == 40
 
 
+def test_what_lies_in_another_slot_is_saved_when_a_request_begins() -> None:
+    slots = Slots(2)
+    asked(slots, "1", prompt(SHARED, ("a", 10)), 1.0)
+    asked(slots, "2", prompt(("x", 10)), 2.0)
+    asked(slots, "3", prompt(SHARED, ("b", 10)), 3.0)
+    assert slots.finds(prompt(SHARED, ("b", 20))) == 50
+    assert asked(slots, "4", prompt(("y", 10)), 4.0) == 0
+    assert slots.finds(prompt(SHARED, ("a", 90))) == 40  # the slot keeps most of what it has, so that nothing is taken out
+    asked(slots, "5", prompt(("z", 10)), 5.0)
+    assert slots.finds(prompt(SHARED, ("a", 20))) == 50
+
+
 def test_and_not_where_they_share_less_than_half() -> None:
     slots = Slots(1)
     asked(slots, "1", prompt(SHARED, ("a", 50)), 1.0)

@@ -53,10 +53,10 @@ def free_port() -> int:
 
 @contextmanager
 def running_engine(
-    *, slots: int = 2, context_tokens: int = 4096, alias: str = "smollm2", file: Path | None = None
+    *, slots: int = 2, context_tokens: int = 4096, alias: str = "smollm2", file: Path | None = None, port: int | None = None
 ) -> Iterator[EngineUnderTest]:
     """Starts an engine of its own and ends it. For tests that kill or fill it; others share `local_engine`."""
-    model, port = file or smollm2_file(), free_port()
+    model, port = file or smollm2_file(), port or free_port()
     command = [sys.executable, "-m", "engines.launch.llamacpp", "--model", str(model), "--port", str(port), "--alias", alias]
     command += ["--slots", str(slots), "--ctx", str(context_tokens), "--parent", str(os.getpid())]
     with subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "passive"}) as child:
