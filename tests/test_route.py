@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.wiring import fleet
 
 from engines.base import EngineInfo
 from gateway.request import GenerateRequest, Message, Prompt, ToolSpec
@@ -176,6 +177,25 @@ def test_what_an_engine_can_hold_is_told_to_its_own_model() -> None:
     assert believed == {"m": 1600, "n": 512 * 1024}
     with pytest.raises(KeyError):
         guides.of("unknown")
+
+
+def test_an_engine_that_was_taken_out_and_named_again_is_believed_empty_though_nobody_asked_meanwhile() -> None:
+    our, registry = guide(), fleet()
+    member = fleet("a").members["a"]
+    registry.add(member)
+    registry.set_ready("a", True)
+    route = routed(our, range(160), "r")
+    route.first(registry.view("m"))
+    route.served(160, 9, None, ())
+    registry.leave("a")
+    registry.remove("a")
+    registry.add(member)
+    registry.set_ready("a", True)
+    again = routed(our, range(160), "s")
+    assert again.first(registry.view("m")).cached_tokens == 0
+    registry.set_ready("a", False)
+    registry.set_ready("a", True)
+    assert again.first(registry.view("m")).cached_tokens == 0
 
 
 # ---- a route --------------------------------------------------------------------------------------------------------------

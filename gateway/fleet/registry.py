@@ -70,6 +70,7 @@ class Registry:
         self._members: dict[str, Member] = {}
         self._standings: dict[str, Standing] = {}
         self._drained: dict[str, None] = {}
+        self._past_life = 0  # the largest of engines that were removed: who comes back is another
         self._changed = asyncio.Event()
         self.running = InFlight()
         for member in members:
@@ -90,7 +91,7 @@ class Registry:
             self._enter(member)
             after = self._standings[member.id]  # what was asked before, and is known, is not of this one
             after.losses = (before.losses if before else 0) + 1
-            after.life = (before.life if before else 0) + 1
+            after.life = max(self._past_life, before.life if before else 0) + 1
         else:
             self._members[member.id] = member
             self._standings[member.id].leaving = False
@@ -108,6 +109,7 @@ class Registry:
 
     def remove(self, engine_id: str) -> None:
         """Forgets an engine. What runs on it goes on."""
+        self._past_life = max(self._past_life, self._standings[engine_id].life)
         del self._members[engine_id], self._standings[engine_id]
         self._wake()
 
