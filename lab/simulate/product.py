@@ -24,6 +24,7 @@ class GatewayPolicy:
         self._view = FleetView(tuple(EngineView(str(engine), ready=True) for engine in range(truth.engines)))
         for engine in self._view.engines:
             self._router.capacity(engine.id, model.blocks * model.block_tokens)
+        self._names = f"{rng.random():.6f}/"  # of the sessions, by which equal engines are told apart
         self._queue: FairQueue[int] = FairQueue()
         self._held: dict[int, Prompt] = {}
 
@@ -62,7 +63,7 @@ class GatewayPolicy:
         return gone
 
     def _ask(self, prompt: Prompt, now_s: float) -> Choice:
-        query = Query(str(prompt.id), prompt.path, prompt.tokens, affinity=str(prompt.session))
+        query = Query(str(prompt.id), prompt.path, prompt.tokens, affinity=self._names + str(prompt.session))
         return self._router.choose(query, self._view, now_s)
 
 
