@@ -28,7 +28,8 @@ class Traits:
     every token come in the stream, so that markers are matched by id. `choices`: it can make several answers in one
     request. `constraints`: what its own structured output can enforce. `same_penalties`: the penalties, by their names in
     `Sampling`, for which tokens of the prompt count as those of the answer do. `ranks`: it can be told which data-parallel rank
-    of it a request is for.
+    of it a request is for. `tells_cached`: each answer says how many tokens of its prompt were cached, though there be none; of
+    others 0 may mean that they do not say.
     """
 
     takes_ids: bool
@@ -37,6 +38,7 @@ class Traits:
     constraints: frozenset[Literal["json", "calls"]] = frozenset()
     same_penalties: frozenset[str] = frozenset()
     ranks: bool = False
+    tells_cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

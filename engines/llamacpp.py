@@ -38,6 +38,7 @@ class LlamaCpp:
         constraints=frozenset({"json", "calls"}),
         # Its samplers are shown the prompt's last tokens before they are asked for one.
         same_penalties=frozenset({"presence_penalty", "frequency_penalty", "repetition_penalty"}),
+        tells_cached=True,
     )
     health_path = "/health"
     info_paths = ("/props",)

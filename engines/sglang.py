@@ -40,7 +40,14 @@ class Sglang:
     """The adapter. It keeps the grammars of the last tool sets, in GBNF: SGLang's xgrammar reads llama.cpp's language."""
 
     kind = "sglang"
-    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}), ranks=True)
+    traits = Traits(
+        takes_ids=True,
+        streams_ids=True,
+        choices=False,
+        constraints=frozenset({"json", "calls"}),
+        ranks=True,
+        tells_cached=True,
+    )
     health_path = "/health"
     info_paths = ("/v1/models",)
     identity_paths = ("/server_info",)

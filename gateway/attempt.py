@@ -104,7 +104,7 @@ class Attempt:
         course, route, forecast = self.progress.course, self.progress.route, self.progress.route.forecast
         if served and not self.resumed and forecast is not None:
             usage, ledger, member = course.usage, self._job.ledger, self.member
-            cached = usage.cached_tokens or None  # engines that do not say leave it at 0
+            cached = usage.cached_tokens if member.engine.traits.tells_cached else usage.cached_tokens or None
             route.served(usage.prompt_tokens, usage.completion_tokens, cached, course.answer_ids)
             about = (ledger.request_id, self.number, member.id, member.model)
             self._job.services.bus.emit(CacheTold(*about, cached, forecast))

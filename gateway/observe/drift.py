@@ -10,7 +10,7 @@ from typing import Literal
 Result = Literal["right", "over", "under"]
 """What was believed of one prompt: as the engine says, more than it had, or less."""
 State = Literal["not_told", "too_few", "as_predicted", "drifts"]
-"""The engine has never said that it had anything; it has, of too few prompts; as it was believed; much less than that."""
+"""The engine has never said what it had; it has, of too few prompts; as it was believed; much less than that."""
 Turn = Literal["began", "ended"]
 
 _NEAR = 0.05  # of the prompt
@@ -52,9 +52,9 @@ class Drift:
         return "too_few" if self._seen < _FEWEST else "as_predicted"
 
     def take(self, prompt_tokens: int, predicted: int, reported: int | None, unit_tokens: float) -> Compared | None:
-        """Compares one attempt. `reported` None is unknown until the engine has once said a number; then it is 0: engines that do
-        not tell and engines that had nothing look alike. `unit_tokens`: nothing is predicted more finely."""
-        self.told = self.told or (reported or 0) > 0
+        """Compares one attempt. `reported` None is unknown until the engine has once said a number; then it is 0. `unit_tokens`:
+        nothing is predicted more finely."""
+        self.told = self.told or reported is not None
         if not self.told:
             return None
         had = max(0, reported or 0)

@@ -1,17 +1,19 @@
 """How long an engine takes for a prompt: learned from first tokens.
 
 Seconds = p x new + q x new x (context + new / 2) + step x chunks, `new` being the tokens that are not cached. The three are
-fitted by least squares that forgets, started from, and held a little to, a large model on a fast machine; none can be negative.
+fitted by least squares that forgets, held a little to where it started; none can be negative. It starts from a large model on a
+fast machine, times the median of how many times slower the first prompts were: one that hung, as a first one may, counts as one.
 Engines of one model share the fit; each has a factor of its own, believed as far as it was measured.
 """
 
-from math import ceil
+from math import ceil, sqrt
 
 _PRIOR = (1e-4, 1.5e-9, 0.02)  # seconds a new token, a new token x token of context, a chunk
 _CHUNK_TOKENS = 8192
 _DECAY = 0.995
 _SWEEPS = 3
 _BELIEF = 0.01  # weight of the prior: soon outweighed
+_FIRST = 6  # prompts, of which only the median counts
 _PRIOR_WORK_S = 10.0  # seconds of work before its speed is half believed
 _SHAPE = 4.0  # no cause is believed to cost so many times more or less than the others do, against the prior
 _SURPRISE = 3.0  # what took so many times longer than predicted counts as so many: an engine that hung
@@ -35,6 +37,7 @@ class PrefillModel:
         self._took_s = self._expected_s = _PRIOR_WORK_S
         self._normal = [[0.0] * 3 for _ in range(3)]
         self._target = [0.0] * 3
+        self._first: list[tuple[str, Work, float]] | None = []
         self._open: dict[str, tuple[Work, float]] = {}  # what an engine has done since it was idle, and how long that took
         self._seen: dict[str, tuple[float, Work]] = {}  # the seconds seen of each engine, and the work they were for
         self._known: dict[str, float] = {}  # its factor
@@ -83,6 +86,19 @@ class PrefillModel:
         return fit[0] * done[0] + fit[1] * done[1] + fit[2] * done[2]
 
     def _learn(self, engine: str, done: Work, took_s: float) -> None:
+        if self._first is None:
+            self._add(engine, done, took_s)
+            return
+        self._first.append((engine, done, took_s))
+        scale = _median([1.0, *(seconds / sum(each) for _, each, seconds in self._first if seconds > 0)])
+        self._fit = [scale] * 3
+        self._took_s = _PRIOR_WORK_S * scale
+        if len(self._first) == _FIRST:
+            first, self._first = self._first, None
+            for each in first:
+                self._add(*each)
+
+    def _add(self, engine: str, done: Work, took_s: float) -> None:
         predicted_s = self._shared(done)
         took_s = min(took_s, _SURPRISE * predicted_s * self.factor(engine) + 0.1)
         seen_s, past = self._seen.get(engine, (0.0, (0.0, 0.0, 0.0)))
@@ -111,3 +127,9 @@ class PrefillModel:
                 others = sum(normal[row][column] * fit[column] for column in range(3) if column != row)
                 value = (self._target[row] + _BELIEF * scale - others) / (normal[row][row] + _BELIEF)
                 fit[row] = min(scale * _SHAPE, max(scale / _SHAPE, value))
+
+
+def _median(values: list[float]) -> float:
+    """Of ratios: between the middle two of an even number lies their geometric mean."""
+    ordered = sorted(values)
+    return sqrt(ordered[(len(ordered) - 1) // 2] * ordered[len(ordered) // 2])
