@@ -23,11 +23,12 @@ Keys = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Slot:
-    """What it holds, for whom, and when it was last left."""
+    """What it holds, for whom, and when it was last left. `kept`: that is saved."""
 
     keys: Keys = ()
     request: str | None = None
     left: float = -inf
+    kept: bool = True
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Slots:
             self._saved.remove(taken)
         slot.keys, slot.request = keys, request
         for idle in self._slots:
-            if idle.request is None:
+            if idle.request is None and not idle.kept:
                 self._save(idle)
 
     def ends(self, request: str, keys: Keys, now_s: float) -> None:
@@ -79,7 +80,7 @@ class Slots:
             return
         for slot in self._slots:
             if slot.request == request:
-                slot.keys, slot.request, slot.left = keys, None, now_s
+                slot.keys, slot.request, slot.left, slot.kept = keys, None, now_s, False
                 break
         if self._waiting:
             first = next(iter(self._waiting))
@@ -112,6 +113,8 @@ class Slots:
         """The number of the saved sequence that is taken out, and how much of the prompt it has; None: the slot's is as good."""
         best, kept = None, _share(found, slot.keys)
         for number, (_, saved) in enumerate(self._saved):
+            if saved[found : found + 1] != keys[found : found + 1]:  # no more in common than that: a key stands for all before it
+                continue
             alike = _alike(saved, keys)
             share = _share(alike, saved)
             if alike > found and share > kept and share >= _WORTH:
@@ -120,11 +123,11 @@ class Slots:
 
     def _save(self, slot: _Slot) -> None:
         """Those that it goes on from are saved no more, nor itself where another goes on from it."""
-        keys = slot.keys
-        if not keys or any(_alike(saved, keys) == len(keys) for _, saved in self._saved):
+        keys, slot.kept = slot.keys, True
+        if not keys or any(_goes_on(saved, keys) for _, saved in self._saved):
             return
-        kept = [each for each in self._saved if _alike(each[1], keys) < len(each[1])]
-        self._saved = deque([*kept, (slot.left, keys)], _MOST_SAVED)
+        others = [each for each in self._saved if not _goes_on(keys, each[1])]
+        self._saved = deque([*others, (slot.left, keys)], _MOST_SAVED)
 
 
 def _share(found: int, keys: Sequence[int]) -> float:
@@ -132,8 +135,13 @@ def _share(found: int, keys: Sequence[int]) -> float:
     return found / len(keys) if keys else -1.0
 
 
+def _goes_on(one: Keys, other: Keys) -> bool:
+    """Whether it begins with all of the other, which has some."""
+    return len(one) >= len(other) and one[len(other) - 1] == other[-1]
+
+
 def _alike(one: Keys, other: Keys) -> int:
-    """How many keys, from the root, they share: a key stands for all before it."""
+    """How many keys, from the root, they share."""
     low, high = 0, min(len(one), len(other))
     if not high or one[0] != other[0]:
         return 0
