@@ -72,7 +72,7 @@ async def following(leaks: NoLeaks, folder: Path, *engines: FaultEngine, of: Ite
     """A gateway whose file names the first engines; `of` are others, which it may name later."""
     file = folder / "engines.json"
     names_engines(file, engines)
-    made = settings_for("http://127.0.0.1:1")
+    made = settings_for("http://127.0.0.1:1", routing={"policy": "least_outstanding"})  # no request waits for a slot
     models = tuple(model.model_copy(update={"engines": (), "engines_file": file}) for model in made.models)
     settings = made.model_copy(update={"models": models})
     async with leaks.serving(settings, *engines, *of, discovery=DiscoveryRules(poll_s=0.05)) as served:
