@@ -91,11 +91,13 @@ def watching() -> Iterator[Watch]:
 
 @dataclass
 class Talk:
-    """A conversation, with the model's own answers in it. The same `seed` says the same."""
+    """A conversation, with the model's own answers in it. The same `seed` says the same; `says` are the fewest and the most words
+    of a turn."""
 
     number: int
     system: str
     seed: int = 0
+    says: tuple[int, int] = (6, 20)
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -104,7 +106,7 @@ class Talk:
 
     async def turn(self, client: httpx.AsyncClient, watch: Watch) -> Turn:
         """Says something, and waits for the answer."""
-        self.messages.append({"role": "user", "content": words(self._chance, self._chance.randint(6, 20))})
+        self.messages.append({"role": "user", "content": words(self._chance, self._chance.randint(*self.says))})
         answer = await client.post("/v1/chat/completions", json=self.body(self._chance.randint(3, 9)), timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         self.messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
@@ -120,11 +122,11 @@ def words(chance: random.Random, count: int) -> str:
     return " ".join(chance.choice(_WORDS) for _ in range(count))
 
 
-def talks(count: int, *, seed: int, words_each: int = 24) -> list[Talk]:
+def talks(count: int, *, seed: int, words_each: int = 24, says: tuple[int, int] = (6, 20)) -> list[Talk]:
     """Conversations of which every second has the same system prompt, and the others each its own."""
     chance = random.Random(seed)
     shared = words(chance, words_each)
-    return [Talk(number, words(chance, words_each) if number % 2 else shared, seed) for number in range(count)]
+    return [Talk(number, words(chance, words_each) if number % 2 else shared, seed, says) for number in range(count)]
 
 
 async def rounds(
