@@ -9,9 +9,12 @@ SOAK ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PURE := gateway/wire/*,gateway/dialects/*,gateway/prompt/*,gateway/formats/*,gateway/routing/*
-# Tests that know no clock and start no process, most of the time of all: on every core at once. The others run alone after them.
-SPREAD := tests/formats tests/prompt/test_conformance_ids.py tests/prompt/test_conformance_mistral.py \
-	tests/prompt/test_conformance_templates.py
+# Tests that know no clock and start no process but an engine to ask, most of the time of all: on every core at once. The others
+# run alone after them, and so do those of ALONE.
+ALONE := tests/checks/test_live.py tests/checks/test_live_command.py tests/engines/test_local.py tests/engines/test_resume.py \
+	tests/prompt/test_bombs.py tests/prompt/test_engine_ids.py tests/prompt/test_pool.py
+SPREAD := $(filter-out $(ALONE),$(wildcard tests/checks/test_*.py tests/engines/test_*.py tests/prompt/test_*.py)) \
+	tests/dialects tests/engines/grammar tests/formats tests/lab tests/routing tests/wire tests/test_architecture.py
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
 .PHONY: run test test-vllm test-faults soak lint bench bench-routing bench-routing-short conformance splits fuzz services docs docs-check lock clean
@@ -19,6 +22,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
 
+test: export PYTHONDONTWRITEBYTECODE =  # tests start hundreds of processes: none has to compile the gateway again
 test: .venv/.dev  ## every test, with the coverage that must hold
 	@scripts/services || echo "The tests that need these programs are skipped."
 	$(BIN)/python -m pytest --cov --cov-report= --numprocesses auto --dist worksteal $(SPREAD)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from support.checked import checked_model, profiled, with_template
-from support.real_templates import REAL_FILES, real_template
+from support.real_templates import REAL, real_template
 from support.subjects import FAMILIES, family_subject, formats, own_template
 from support.vocabulary import model_files, template_text
 
@@ -62,7 +62,7 @@ def test_every_family_passes(family: str) -> None:
         assert set(cases) == {"no thoughts"}
 
 
-@pytest.mark.parametrize("file", REAL_FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", REAL, ids=lambda file: file.stem)
 def test_every_real_template_passes_with_its_format(file: "object") -> None:
     source = real_template(getattr(file, "stem", ""))
     files = with_template(source)

@@ -74,6 +74,7 @@ def draft(**variables: object) -> Draft:
     return Draft(DEFAULT, said | variables)
 
 
+@pytest.mark.no_cover  # as `needs_real` says
 @pytest.mark.parametrize(
     ("vocabulary", "template", "form"),
     [
@@ -93,6 +94,7 @@ def test_real_models_pass_with_text_and_ids(vocabulary: str, template: str, form
     assert len(cases) >= 55
 
 
+@pytest.mark.no_cover  # likewise
 @pytest.mark.parametrize(
     ("version", "template", "form"),
     [

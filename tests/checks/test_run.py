@@ -56,6 +56,7 @@ QWEN = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 DEEPSEEK = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
 
 
+@pytest.mark.no_cover  # as `needs_real` says
 @pytest.mark.parametrize(
     ("vocabulary", "specials", "template"),
     [

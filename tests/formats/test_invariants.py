@@ -29,6 +29,7 @@ from gateway.request import (
     ToolSpec,
 )
 
+pytestmark = pytest.mark.no_cover  # what random outputs run differs from day to day, and the tables run the same code
 TOOLS = (
     ToolSpec(
         "look",

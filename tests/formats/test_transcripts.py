@@ -193,6 +193,7 @@ def test_what_it_means(name: str, row: dict[str, Any]) -> None:
     assert run.fold(run.parse(FAMILIES[name], _case(row))) == _expected(row)
 
 
+@pytest.mark.no_cover  # many parses of outputs whose code the others run
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_the_same_in_every_split(name: str, row: dict[str, Any]) -> None:
     for case in (_case(row), replace(_case(row), hold=False)):
@@ -222,7 +223,7 @@ def _cuts(size: int) -> Sequence[int]:
     return places if size <= CUTS else sorted(random.Random(size).sample(places, CUTS))
 
 
-@pytest.mark.no_cover  # thousands of parses, of outputs whose code the other tests run
+@pytest.mark.no_cover  # likewise
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_cut_by_the_limit_anywhere(name: str, row: dict[str, Any]) -> None:
     """No call is invented or shortened, nothing is lost, and held back or not the same calls are whole."""

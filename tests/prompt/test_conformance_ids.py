@@ -30,7 +30,8 @@ from gateway.request import Prompt
 
 __all__ = ["fixed_reference_time"]
 
-pytestmark = pytest.mark.usefixtures("fixed_reference_time")
+# The other tests run the same code.
+pytestmark = [pytest.mark.no_cover, pytest.mark.usefixtures("fixed_reference_time")]
 
 QWEN = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 DEEPSEEK = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}

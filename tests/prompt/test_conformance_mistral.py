@@ -23,6 +23,7 @@ from gateway.prompt.renderer import Draft
 from gateway.prompt.source import read_model
 from gateway.request import GenerateRequest, Message
 
+pytestmark = pytest.mark.no_cover  # the other tests run the same code
 SPECIALS = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> "
     "[IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] [CALL_ID] [ARGS] "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.conversations import CONVERSATIONS, Mark, marked, open_thoughts
-from support.real_templates import REAL_FILES, needs_real
+from support.real_templates import REAL, REAL_FILES, needs_real
 from support.reference import fixed_reference_time, reference_text, wordless_tokenizer
 from support.vocabulary import SYNTAX, TEMPLATES, fixed_clock, model_files
 
@@ -49,7 +49,7 @@ REFUSED: Mapping[str, int] = {
     "trl-qwen3_6": 2,
 }
 
-templates = pytest.mark.parametrize("file", [*OURS, *REAL_FILES], ids=lambda file: f"{file.stem}-text")
+templates = pytest.mark.parametrize("file", [*OURS, *REAL], ids=lambda file: f"{file.stem}-text")
 
 
 @needs_real

@@ -21,7 +21,7 @@ from gateway.prompt.pretokenize import TABLE, PreTokenizer
 from gateway.prompt.sentencepiece_file import read_pieces
 from gateway.prompt.tokenizer import from_gguf
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.no_cover]  # the other tests run the same code
 
 
 def engine_ids(url: str, text: str) -> tuple[int, ...]:

@@ -128,9 +128,9 @@ def test_values_are_asked_for_by_type() -> None:
 
 
 def test_the_real_file_is_read_in_no_time() -> None:
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     found = read_metadata(smollm2_file().read_bytes())
-    took_s = time.perf_counter() - began_s
+    took_s = time.process_time() - began_s
     tokens, lines = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.merges"]
     assert isinstance(tokens, Sequence)
     assert isinstance(lines, Sequence)

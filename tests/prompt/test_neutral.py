@@ -239,6 +239,7 @@ def case(name: str) -> Case:
 SMALL = model_files("echo")
 
 
+@pytest.mark.no_cover  # the other tests run the same code
 @pytest.mark.parametrize(("name", "count"), [("small", 700), ("smollm2", 700), ("deepseek", 600)])
 def test_two_thousand_conversations(name: str, count: int) -> None:
     tried = case(name)
@@ -566,6 +567,7 @@ def qwen_files(template: str) -> ModelFiles:
     return with_template(files, source)
 
 
+@pytest.mark.no_cover  # as `needs_real` says
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3.5-4B", "ByteDance-Seed-OSS"])
 def test_keys_in_real_templates(name: str) -> None:
     files = qwen_files(name)
@@ -598,6 +600,7 @@ def test_the_tokenizer_itself_is_untouched() -> None:
     assert tokenizer.backend.token_to_id("\ufdef") is None
 
 
+@pytest.mark.no_cover  # likewise
 @pytest.mark.parametrize("name", ["deepseek-ai-DeepSeek-V4", "deepseek-ai-DeepSeek-V3.1"])
 def test_a_real_template_of_a_real_vocabulary(name: str) -> None:
     files = with_template(deepseek_files(), real_template(name))

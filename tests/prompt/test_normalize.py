@@ -227,9 +227,9 @@ def test_what_the_template_would_drop_is_mapped_and_noted(
 @pytest.mark.parametrize("message", [Message("user", "x" * 400), SYSTEM])
 def test_long_runs_of_one_role_are_mapped_in_linear_time(message: Message) -> None:
     said = turns([message] * 10_000)
-    began = time.perf_counter()
+    began = time.process_time()
     (joined,), _ = fit(said, replace(ALL, consecutive_users="raises", later_system="no"))
-    assert time.perf_counter() - began < 1.5, "joining pair by pair takes 4 s and more"
+    assert time.process_time() - began < 1.5, "joining pair by pair takes 4 s and more"
     assert joined["content"] == "\n\n".join([str(message.content)] * 10_000)
 
 

@@ -211,10 +211,10 @@ def test_no_template_variable_takes_the_place_of_the_gateway_s() -> None:
 @pytest.mark.parametrize("unit", ["Lorem ipsum dolor ", "漢字仮名交じり文"])
 def test_what_cannot_fit_is_refused_at_once(speaker: Prompter, size: int, unit: str) -> None:
     asked = request(USER, Message("assistant", "a"), Message("user", unit * (size // len(unit.encode()))))
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ContextTooLong) as caught:
         speaker.prompt(asked, 8192)
-    assert time.perf_counter() - began < 0.5, "a render and a tokenisation take seconds"
+    assert time.process_time() - began < 0.5, "a render and a tokenisation take seconds"
     least = speaker.least_tokens(asked)
     assert f"maximum context length is 8192 tokens. However, your messages resulted in {least} tokens or more." in str(
         caught.value

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.real_templates import REAL_FILES
+from support.real_templates import REAL
 from support.reference import fixed_reference_time, reference_text, wordless_tokenizer
 from support.vocabulary import TEMPLATES, fixed_clock, model_files
 
@@ -50,7 +50,7 @@ def reference(source: str, asked: Draft) -> str | None:
         return None
 
 
-@pytest.mark.parametrize("file", [*OURS, *REAL_FILES], ids=lambda file: f"{file.stem}-continued")
+@pytest.mark.parametrize("file", [*OURS, *REAL], ids=lambda file: f"{file.stem}-continued")
 @pytest.mark.usefixtures("fixed_reference_time")
 def test_a_message_is_continued_as_transformers_does(file: Path) -> None:
     source = file.read_text()

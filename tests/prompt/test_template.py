@@ -219,9 +219,9 @@ def test_a_long_conversation_has_more_steps() -> None:
     ["{% for a in range(2000) %}{% for b in range(1500) %}{% endfor %}{% endfor %}", "{{ 'abc' * 100000000 }}"],
 )
 def test_three_million_passes_and_300_mb_are_stopped_soon(source: str) -> None:
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     assert "was stopped" in refusal(source)
-    assert time.perf_counter() - began_s < 5
+    assert time.process_time() - began_s < 5
 
 
 def ticking(step_s: float) -> Callable[[], float]:

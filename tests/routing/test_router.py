@@ -68,6 +68,7 @@ def test_a_burst_does_not_choose_by_one_picture() -> None:
     assert set(engines.values()) == {8}
 
 
+@pytest.mark.no_cover  # ten thousand requests, of which the other tests run the same code
 def test_requests_that_share_a_system_prompt_spread() -> None:
     """Ten thousand, as fast as the engines make them: 30 chunks shared, 3 their own."""
     our, view, chance, engines = router(), fleet(*"abcdefgh"), random.Random(2), Counter[str]()
