@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gateway.errors import Rejected
-from gateway.events import AttemptFailed, AttemptServed, Event, Finished, Prefilled
+from gateway.events import AttemptFailed, AttemptServed, CacheTold, Event, Finished, Prefilled
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import RETURNS_S
 from gateway.refusals import Refusals
@@ -33,6 +33,7 @@ from gateway.waiting import Entrant, Line, Next, Turn, Waiter, Waiting, Where
 
 _AFTER_REST_S = 0.001
 _MISSES = 16  # of those that wait, so many are looked at that can go nowhere
+_BIDS = 128  # and no more than cost so many looks at an engine: in a large fleet each event would take long
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Admission:
 
     def __call__(self, event: Event) -> None:
         """Whenever an engine may have room, the next in line has it, but for one that goes on in the same step."""
-        if isinstance(event, Prefilled | AttemptFailed | AttemptServed | Finished):
+        if isinstance(event, Prefilled | CacheTold | AttemptFailed | AttemptServed | Finished):
             self._soon(event.model)
 
     # Who may pass
@@ -274,14 +275,17 @@ class Admission:
     def _let_in(self, model: str, line: Line) -> None:
         """Gives room to those of the queue and the further answers, in turn, while there is any."""
         queue, misses = self._queue.order(model), 0
+        view = self.view(model)
+        most = max(1, min(_MISSES, _BIDS // max(1, len(view.engines))))
         while True:
             if line.answers and (line.others is False or not self._queue.count(model)):
-                if (engine := line.answers[0].where(self.view(model)).engine) is None:
+                if (engine := line.answers[0].where(view).engine) is None:
                     return
                 line.others = True
                 self._give(line.answers.popleft(), engine)
+                view = self.view(model)
                 continue
-            if misses == _MISSES or (waiter := next(queue, None)) is None:
+            if misses == most or (waiter := next(queue, None)) is None:
                 if not line.answers:
                     return
                 line.others = False
@@ -289,7 +293,7 @@ class Admission:
             if waiter.told.done():  # its client has left, and it does not know yet
                 self._queue.leave(waiter)
                 continue
-            decision = waiter.entrant.where(self.view(model))
+            decision = waiter.entrant.where(view)
             if decision.engine is None:
                 self._queue.hold(waiter, decision, _now_s())
                 if not decision.hold:
@@ -299,6 +303,7 @@ class Admission:
             line.others = False
             self._queue.let_in(waiter, _now_s())
             self._give(waiter, decision.engine)
+            view = self.view(model)
 
     def _give(self, one: Turn, engine: str | None) -> None:
         if one.told.done():

@@ -16,7 +16,7 @@ from support.wiring import fleet, lose
 
 from gateway.admission import Admission, QueueRules
 from gateway.errors import EngineRefused, GatewayError, Rejected
-from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, ClientGone, Event, Finished, Prefilled
+from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, CacheTold, ClientGone, Event, Finished, Prefilled
 from gateway.fleet.registry import Registry
 from gateway.route import Asked, Guide, Route
 from gateway.routing.chain import token_chain
@@ -502,8 +502,8 @@ class Picky:
 class Holds:
     """Requests that are held, on a desk whose engine has room."""
 
-    def __init__(self, most_running: int | None = None, **rules: float) -> None:
-        self.desk = limited(most_running, **rules)
+    def __init__(self, most_running: int | None = None, *ids: str, **rules: float) -> None:
+        self.desk = limited(most_running, *ids, **rules)
         self.admission = self.desk.admission
         self.told_s: list[float] = []
 
@@ -534,7 +534,14 @@ async def test_one_that_is_held_waits_and_a_first_token_lets_it_go() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [AttemptFailed("x", 1, "a", "broke", "m"), AttemptServed("x", 1, "a", "m"), lambda: finished("x")], ids=str
+    "event",
+    [
+        AttemptFailed("x", 1, "a", "broke", "m"),
+        AttemptServed("x", 1, "a", "m"),
+        CacheTold("x", 1, "a", "m", None, Forecast(1, 0, 0.0, Terms())),
+        lambda: finished("x"),
+    ],
+    ids=str,
 )
 async def test_any_end_lets_it_go_too(event: Event | Callable[[], Event]) -> None:
     holds, where = Holds(), Picky()
@@ -583,6 +590,12 @@ async def test_a_full_queue_costs_no_held_request_its_answer() -> None:
     await settled(holds.desk)
 
 
+async def test_without_a_queue_nobody_is_held() -> None:
+    holds = Holds(requests=0)
+    assert await (await holds.ask(Picky())) is None
+    assert holds.told_s == []
+
+
 async def test_one_that_is_pushed_out_by_a_newcomer_goes_too() -> None:
     holds = Holds(1, requests=3)
     await holds.desk.ask("runs")
@@ -629,12 +642,13 @@ async def test_nobody_waits_behind_one_that_is_held() -> None:
     await settled(holds.desk)
 
 
-async def test_a_look_at_the_queue_ends_after_sixteen_that_can_go_nowhere() -> None:
-    holds, wheres = Holds(), [Picky() for _ in range(40)]
+@pytest.mark.parametrize(("engines", "looks"), [(1, 16), (8, 16), (64, 2), (300, 1)])
+async def test_a_look_at_the_queue_ends_after_some_that_can_go_nowhere(engines: int, looks: int) -> None:
+    holds, wheres = Holds(None, *[f"e{number}" for number in range(engines)]), [Picky() for _ in range(40)]
     held = [await holds.ask(where) for where in wheres]
     before = sum(where.looks for where in wheres)
     await holds.see(Prefilled("x", 1, "a", "m", 0.1))
-    assert sum(where.looks for where in wheres) - before == 16
+    assert sum(where.looks for where in wheres) - before == looks
     for task in held:
         task.cancel()
     await settled(holds.desk)

@@ -325,7 +325,7 @@ def _weighed(engines: Sequence[EngineView], costs: Sequence[float], own: float) 
 
 def _rendezvous(affinity: str, engines: Sequence[EngineView]) -> EngineView:
     """Of these, the engine that this session has: when one goes or comes, only its own sessions move."""
-    key = affinity.encode(errors="surrogatepass")
+    key = blake2b(affinity.encode(errors="surrogatepass"), digest_size=16).digest()  # it may be long
     return max(engines, key=lambda engine: blake2b(key + b"\0" + engine.id.encode(), digest_size=8).digest())
 
 
