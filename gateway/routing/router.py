@@ -19,6 +19,7 @@ from gateway.routing.view import EngineView, FleetView
 
 _CAPACITY_TOKENS = 512 * 1024  # of an engine that has not said it: adapted from what it reports
 _EQUAL = 1e-9  # seconds: costs this close are equal
+_LEAST_TOLD = 2  # keys of a prompt of which an engine must tell something
 
 
 class _Bid(NamedTuple):
@@ -42,6 +43,7 @@ class Router:
         self._speed = PrefillModel()
         self._reuse = ReuseGaps()
         self._last_turn = ""
+        self._disputed: set[str] = set()
 
     @property
     def entries(self) -> int:
@@ -124,6 +126,7 @@ class Router:
             held.clear()
         held.capacity = account.capacity_units
         held.touch(charge.keys, self._index.stamp(now_s))
+        self._over(charge, held, now_s, whole=True)
         self._index.trim(held)
 
     def cancelled(self, request: str, now_s: float) -> None:
@@ -135,6 +138,7 @@ class Router:
         if charge.first_s is None:
             held.drop_unproved(charge.keys, charge.matched, charge.stamp)
         held.touch(charge.keys[: held.match(charge.keys)], self._index.stamp(now_s))
+        self._over(charge, held, now_s, whole=False)
         self._index.trim(held)
 
     def engine_lost(self, engine: str) -> None:
@@ -143,6 +147,51 @@ class Router:
         self._ledger.account(engine).restarted()
         self._map(engine).capacity = self._ledger.account(engine).capacity_units
         self._speed.forget(engine)
+
+    # What engines tell of their caches (docs/kv-events.md)
+
+    def trust(self, engine: str, live: bool, block_tokens: int = 0) -> None:
+        """Whether the engine tells from now on what it holds. Begin with all that it holds, then with what changes. Prompts
+        shorter than a block are not told of. What it told stays when it tells no more, as far as there is room."""
+        held = self._map(engine)
+        if live:
+            self._disputed.discard(engine)
+            held.tells(max(_LEAST_TOLD, -(-block_tokens // self._tuning.chunk_tokens)))
+        else:
+            held.silent()
+            self._index.trim(held)
+
+    def stored(self, engine: str, keys: Sequence[int], now_s: float) -> None:
+        """The engine tells that it holds this chain, from the root."""
+        held = self._map(engine)
+        held.stored(keys, self._index.stamp(now_s))
+        self._check(engine, held, now_s)
+        self._index.trim(held)
+
+    def removed(self, engine: str, keys: Sequence[int]) -> None:
+        """The engine tells that it holds these keys no more. What a running request of ours has of them stays."""
+        self._map(engine).removed(keys)
+
+    def cleared(self, engine: str) -> None:
+        """The engine tells that it holds nothing."""
+        self._map(engine).clear()
+
+    def told(self, engine: str) -> bool:
+        """Whether it is the engine's own word what it holds."""
+        return self._map(engine).told
+
+    def agrees(self, engine: str) -> bool:
+        """False: it told of nothing in three prompts in a row that it answered. It is not believed until it is trusted anew."""
+        return engine not in self._disputed
+
+    def _over(self, charge: Charge, held: EngineMap, now_s: float, *, whole: bool) -> None:
+        held.over(charge.keys, now_s, whole=whole)
+        self._check(charge.engine, held, now_s)
+
+    def _check(self, engine: str, held: EngineMap, now_s: float) -> None:
+        if held.disputed(now_s):
+            self._disputed.add(engine)
+            held.silent()
 
     def _pick(self, query: Query, view: FleetView, field: Field, now_s: float) -> tuple[_Bid, Why]:
         policy = self._tuning.policy
