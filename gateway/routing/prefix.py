@@ -13,7 +13,7 @@ _BATCH = 64  # keys that leave one engine before the oldest is looked for again
 _SLACK = 1024  # keys that the queue may hold beyond twice those of the map
 _CONFIRM_S = 5.0  # so long after its end an engine's events may still tell what it has of a prompt
 _WRONG_IN_A_ROW = 3
-_MOST_DUE = 4096
+_MOST_DUE = 512
 
 
 def shared(keys: Sequence[int], held: Container[int], most: int | None = None) -> int:
@@ -243,6 +243,8 @@ class EngineMap:
             return
         untold, more = self._hopes.untold, set(gone)
         for _, keys, _ in self._hopes.due if untold else ():
+            if not keys or (keys[-1] in self._used and keys[-1] not in untold):  # all of it was told, most often
+                continue
             first = max(self._told(keys, self._hopes) - 1, 0)
             cut = next((index for index in range(first, len(keys)) if keys[index] in gone), len(keys))
             more.update([key for key in keys[cut:] if key in self._used])
