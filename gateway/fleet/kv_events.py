@@ -269,7 +269,7 @@ class _Feed:
         self._ending.add(follow)
         follow.start()
         try:
-            while self._same(losses) and not follow.ended:
+            while self._same(losses) and not (follow.ended and line.idle()):
                 await self._rest(_LOOK_S)
                 self._check()
         finally:

@@ -32,7 +32,8 @@ Reason = Literal[
 has no such route, or answers with an error. `history`: it no longer has what it told first.
 `gap`: what was missed cannot be asked for. `replay`: it was asked for, and did not come. `unreadable`: what came is no event.
 `rank`: it is another data-parallel rank's. `unfit`, `overfull`: see gateway.routing.blocks. `behind`: the gateway is too slow.
-`socket`: the endpoint cannot be used. `parity`: it told of nothing in prompts that it answered."""
+`socket`: the endpoint cannot be used. `parity`: of prompts that it answered it told nothing, or reported nothing of what it had
+told."""
 
 Verdict = Literal["next", "known", "gap", "anew"]
 

@@ -72,10 +72,6 @@ class Blocks:
         """Blocks whose parents are not known."""
         return len(self._orphans)
 
-    def holds(self, key: int) -> bool:
-        """Whether a key is held."""
-        return key in self._before
-
     @property
     def keys(self) -> int:
         """How many are held."""
@@ -186,9 +182,7 @@ class Blocks:
         found = self._waiting.pop(own, [])
         while found:
             name = found.pop()
-            block = self._orphans.pop(name, None)
-            if block is None:
-                continue
+            block = self._orphans.pop(name)
             row = self._row(name, self._by_hash[block.parent], block.ids, block.foreign)
             if row == NO_ROW:
                 return

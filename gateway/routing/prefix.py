@@ -195,7 +195,7 @@ class EngineMap:
         if self._hopes is None:
             return
         known = [key for key in keys if key in self._used]
-        self._discard({key for key in known if key not in self._pins})
+        self._discard(self._hopes, {key for key in known if key not in self._pins})
         self._hopes.untold.update([key for key in known if key in self._pins])
 
     def over(self, keys: Sequence[int], now_s: float, *, whole: bool) -> None:
@@ -204,27 +204,27 @@ class EngineMap:
         if self._hopes is not None:
             self._hopes.due.append((now_s + _CONFIRM_S, keys, whole))
             if len(self._hopes.due) > _MOST_DUE:
-                self._settle(*self._hopes.due.popleft())
+                self._settle(self._hopes)
 
     def disputed(self, now_s: float) -> bool:
         """Drops what it has not told in time. Whether nothing that it told was of the last three prompts."""
         if self._hopes is None:
             return False
-        due = self._hopes.due
-        while due and due[0][0] <= now_s:
-            self._settle(*due.popleft())
+        while self._hopes.due and self._hopes.due[0][0] <= now_s:
+            self._settle(self._hopes)
         return self._hopes.wrong >= _WRONG_IN_A_ROW
 
-    def _settle(self, _: float, keys: Sequence[int], whole: bool) -> None:
-        if self._hopes is None:
-            return
-        told = self._told(keys, self._hopes)
+    def _settle(self, hopes: _Hopes) -> None:
+        """The next that is due: what was not told of it is not there."""
+        _, keys, whole = hopes.due.popleft()
+        told = self._told(keys, hopes)
         if told:
-            self._hopes.wrong = 0
-        elif whole and len(keys) >= self._hopes.least:
-            self._hopes.wrong += 1
-        self._discard({key for key in keys[told:] if key in self._used and key not in self._pins})
-        self._hopes.untold.difference_update([key for key in keys[told:] if key not in self._pins])
+            hopes.wrong = 0
+        elif whole and len(keys) >= hopes.least:
+            hopes.wrong += 1
+        late = [key for key in keys[told:] if key not in self._pins]
+        self._discard(hopes, {key for key in late if key in self._used})
+        hopes.untold.difference_update(late)
 
     def _told(self, keys: Sequence[int], hopes: _Hopes) -> int:
         """How many of these keys, from the root, it has told: who told one told all before it."""
@@ -237,15 +237,13 @@ class EngineMap:
                 high = middle
         return low
 
-    def _discard(self, gone: set[int]) -> None:
+    def _discard(self, hopes: _Hopes, gone: set[int]) -> None:
         """Drops these keys, with what was hoped to go on from them."""
-        if self._hopes is None or not gone:
-            return
-        untold, more = self._hopes.untold, set(gone)
-        for _, keys, _ in self._hopes.due if untold else ():
+        untold, more = hopes.untold, set(gone)
+        for _, keys, _ in hopes.due if gone and untold else ():
             if not keys or (keys[-1] in self._used and keys[-1] not in untold):  # all of it was told, most often
                 continue
-            first = max(self._told(keys, self._hopes) - 1, 0)
+            first = max(self._told(keys, hopes) - 1, 0)
             cut = next((index for index in range(first, len(keys)) if keys[index] in gone), len(keys))
             more.update([key for key in keys[cut:] if key in self._used])
         for key in more:

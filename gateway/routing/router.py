@@ -123,6 +123,7 @@ class Router:
         account = self._ledger.account(charge.engine)
         reported = charge.cached_tokens if cached_tokens is None else cached_tokens
         if account.compare(charge, reported):
+            self._dispute(charge.engine, held)
             held.clear()
         held.capacity = account.capacity_units
         held.touch(charge.keys, self._index.stamp(now_s))
@@ -181,7 +182,8 @@ class Router:
         return self._map(engine).told
 
     def agrees(self, engine: str) -> bool:
-        """False: it told of nothing in three prompts in a row that it answered. It is not believed until it is trusted anew."""
+        """False: of three prompts in a row that it answered it told nothing, or reported nothing of what it had told. It is not
+        believed until it is trusted anew."""
         return engine not in self._disputed
 
     def _over(self, charge: Charge, held: EngineMap, now_s: float, *, whole: bool) -> None:
@@ -190,6 +192,10 @@ class Router:
 
     def _check(self, engine: str, held: EngineMap, now_s: float) -> None:
         if held.disputed(now_s):
+            self._dispute(engine, held)
+
+    def _dispute(self, engine: str, held: EngineMap) -> None:
+        if held.told:
             self._disputed.add(engine)
             held.silent()
 

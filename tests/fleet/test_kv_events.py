@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.core import Metric
 from structlog.testing import capture_logs
 from support.kv_publisher import CLEARED, Publisher, removed, stored
-from support.scripted_engine import KEEP, ScriptedEngine, Seen
+from support.scripted_engine import KEEP, RESET, ScriptedEngine, Seen
 from yarl import URL
 
 from engines.registry import make
@@ -235,6 +235,50 @@ async def test_what_is_missing_and_cannot_be_asked_for_ends_it_until_all_is_clea
             await followed.holds(IDS, 2)
 
 
+async def test_an_engine_that_clears_all_holds_nothing(tmp_path: Path) -> None:
+    with Publisher(tmp_path) as publisher:
+        publisher.publish(stored(IDS))
+        async with following(member(source_of(publisher))) as followed:
+            await followed.holds(IDS, 8)
+            publisher.publish({"type": "BlockMoved"}, CLEARED)
+            await followed.holds(IDS, 0)
+            assert followed.index.said == ["live", "cleared"]
+            assert followed.metric("interlock_kv_events_total", kind="unknown") == 1
+            assert followed.metric("interlock_kv_events_total", kind="cleared") == 1
+
+
+async def test_another_process_that_has_told_nothing_yet(tmp_path: Path) -> None:
+    with Publisher(tmp_path) as publisher:
+        for _ in range(3):
+            publisher.publish(stored(IDS))
+        async with following(member(source_of(publisher))) as followed:
+            await followed.holds(IDS, 8)
+            publisher.__exit__()
+            with Publisher(tmp_path):
+                await followed.holds(IDS, 0)
+                assert followed.state() == ("live", "")
+
+
+async def test_a_replay_with_a_hole_is_no_replay(tmp_path: Path) -> None:
+    with Publisher(tmp_path) as publisher:
+        for _ in range(4):
+            publisher.publish(stored(IDS))
+        del publisher._buffer[2]
+        async with following(member(source_of(publisher))) as followed:
+            await followed.shadow("replay")
+
+
+async def test_messages_that_are_no_batches_are_passed_over(tmp_path: Path) -> None:
+    with Publisher(tmp_path) as publisher:
+        async with following(member(source_of(publisher))) as followed:
+            await followed.live()
+            publisher.raw(b"alone")
+            publisher.raw(b"kv@a", b"short", b"payload")
+            publisher.publish(stored(IDS))
+            await followed.holds(IDS, 8)
+            assert followed.state() == ("live", "")
+
+
 async def test_an_engine_that_no_longer_has_what_it_told_first_is_not_followed_until_it_clears(tmp_path: Path) -> None:
     with Publisher(tmp_path, buffer=3) as publisher:
         for _ in range(6):
@@ -433,7 +477,7 @@ class Cache:
         self.engine = ScriptedEngine()
         self.waiting: list[dict[str, Any]] = []
         self.number = 0
-        self.refuses = False
+        self.refuses = self.resets = False
         self.engine._told = self._told  # type: ignore[method-assign]
 
     def tell(self, *data: Mapping[str, Any]) -> None:
@@ -442,6 +486,8 @@ class Cache:
 
     def _told(self, seen: Seen) -> object:
         assert seen.path == "/kv_cache_events"
+        if self.resets:
+            return [RESET]
         if self.refuses:
             return [b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", KEEP]
         told, self.waiting = self.waiting, []
@@ -505,6 +551,19 @@ async def test_an_engine_without_the_route_is_not_followed_until_it_has_it() -> 
         cache.refuses = False
         cache.tell(trt_stored(IDS[:32]))
         await followed.live()
+
+
+async def test_an_engine_that_does_not_answer_is_asked_again() -> None:
+    cache = Cache()
+    async with polled(cache) as followed:
+        cache.resets = True
+        await until(lambda: len(cache.engine.seen) > 4)
+        assert followed.state() == ("shadow", "starting")
+        cache.resets = False
+        cache.tell(trt_stored(IDS[:32]))
+        await followed.live()
+        followed.registry.set_ready("a", False)
+        await followed.shadow("unreachable")
 
 
 async def test_an_answer_that_is_none_is_told() -> None:

@@ -119,6 +119,20 @@ def test_an_offloaded_orphan_stays_in_the_other_tier() -> None:
     assert blocks.apply([stored(ids[:4], 4)]).stored == (chain(ids),)
 
 
+def test_an_orphan_that_is_told_again_with_a_parent_that_is_known() -> None:
+    ids = list(range(8))
+    blocks = Blocks(ROOT, 4)
+    blocks.apply([Stored((name(ids),), 99, packed(ids[4:]), 4)])
+    assert blocks.apply([stored(ids, 4)]).stored == (chain(ids),)
+    assert blocks.orphans == 0
+
+
+def test_what_leaves_and_was_never_told_is_counted() -> None:
+    blocks = Blocks(ROOT, 4)
+    assert blocks.apply([Removed((1, 2))]) == KeyChanges()
+    assert blocks.strange == 2
+
+
 def test_told_twice_is_told_once() -> None:
     ids = list(range(16))
     blocks = Blocks(ROOT, 4)

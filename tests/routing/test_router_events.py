@@ -119,6 +119,18 @@ def test_three_prompts_of_which_it_told_nothing_are_a_dispute() -> None:
     assert (our.agrees("a"), our.told("a")) == (True, True)
 
 
+def test_three_prompts_of_which_it_reports_nothing_that_it_told_are_a_dispute() -> None:
+    our = live()
+    our.stored("a", keys_of(20), 0.0)
+    for number in range(3):
+        assert our.agrees("a")
+        our.choose(query(str(number), 20), A, float(number))
+        our.first_token(str(number), number + 0.1)
+        our.finished(str(number), number + 0.2, 10, cached_tokens=0)
+    assert not our.agrees("a")
+    assert expected(our, 20) == 20  # the last of them
+
+
 def test_a_prompt_that_it_told_of_ends_a_dispute() -> None:
     our = live()
     for number in range(12):

@@ -62,7 +62,7 @@ class Publisher:
         self._topic_in_replay = topic_in_replay
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self._number = first
-        self._jobs: deque[tuple[list[tuple[int, bytes, bool]], threading.Event]] = deque()
+        self._jobs: deque[tuple[tuple[int, bytes, bool] | list[bytes], threading.Event]] = deque()
         self._closing = False
         self._ready = threading.Event()
         self._connect = connect
@@ -85,16 +85,22 @@ class Publisher:
     def send(self, payload: bytes, *, lost: bool = False) -> int:
         """Any bytes as the next batch."""
         number, self._number = self._number, self._number + 1
-        self._job([(number, payload, lost)])
+        self._job((number, payload, lost))
         return number
+
+    def raw(self, *frames: bytes) -> None:
+        """A message that is no batch."""
+        done = threading.Event()
+        self._jobs.append((list(frames), done))
+        assert done.wait(5)
 
     def again(self, number: int) -> None:
         """Sends a batch a second time."""
-        self._job([(number, dict(self._buffer)[number], False)])
+        self._job((number, dict(self._buffer)[number], False))
 
-    def _job(self, batches: list[tuple[int, bytes, bool]]) -> None:
+    def _job(self, batch: tuple[int, bytes, bool]) -> None:
         done = threading.Event()
-        self._jobs.append((batches, done))
+        self._jobs.append((batch, done))
         assert done.wait(5)
 
     def _run(self) -> None:
@@ -111,8 +117,11 @@ class Publisher:
                 if replay.poll(2):
                     self._answer(replay)
                 while self._jobs:
-                    batches, done = self._jobs.popleft()
-                    for number, payload, lost in batches:
+                    job, done = self._jobs.popleft()
+                    if isinstance(job, list):
+                        live.send_multipart(job)
+                    else:
+                        number, payload, lost = job
                         if number not in dict(self._buffer):
                             self._buffer.append((number, payload))
                         if not lost:
