@@ -7,6 +7,7 @@ says so, followed by all that the engine holds, and the next that does not.
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
@@ -248,7 +249,10 @@ class _Feed:
         reader = self._member.engine.kv_reader()
         if reader is None:
             raise TypeError("an engine that tells nothing is not followed")
-        blocks = Blocks(self._index.root(self._member.model), self._index.chunk_tokens, self._member.engine_model)
+        # The loop waits for what a thread computes, up to 5 ms at a time, unless that gives way by itself.
+        give_way = partial(time.sleep, 0)
+        root, chunk_tokens = self._index.root(self._member.model), self._index.chunk_tokens
+        blocks = Blocks(root, chunk_tokens, self._member.engine_model, breathe=give_way)
         return Mirror(reader, blocks, self._member.rank)
 
     async def _subscribed(self, losses: int) -> None:

@@ -9,7 +9,7 @@ that is not held, since those are matched again once it is stored again.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ Problem = Literal["unfit", "overfull"]
 
 _REACHED, _FOREIGN = 1, 2
 _TIERS = 8
+_BREATH = 32  # blocks
 _MOST_BYTES = 1 << 28  # of token ids
 
 
@@ -47,10 +48,18 @@ class _Orphan:
 
 class Blocks:
     """One engine's. `root` and `chunk_tokens` are those of the model's keys; `adapter` is the name that the engine knows the
-    member's model by: events of another adapter say nothing of it."""
+    member's model by: events of another adapter say nothing of it. `breathe` is called every few blocks, for threads that let
+    others work."""
 
     def __init__(
-        self, root: int, chunk_tokens: int, adapter: str | None = None, most_blocks: int = 1 << 19, most_orphans: int = 1 << 12
+        self,
+        root: int,
+        chunk_tokens: int,
+        adapter: str | None = None,
+        *,
+        most_blocks: int = 1 << 19,
+        most_orphans: int = 1 << 12,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self.problem: Problem | None = None
         self.strange = 0  # stored or removed, and not known
@@ -60,6 +69,7 @@ class Blocks:
         self._adapted = False
         self._most_blocks = most_blocks
         self._most_orphans = most_orphans
+        self._breathe = breathe
         self._tier_bits: dict[str, int] = {}
         self._forget()
 
@@ -153,6 +163,8 @@ class Blocks:
             if self.problem is not None:
                 return
             parent = own
+            if index % _BREATH == _BREATH - 1:
+                self._breathe()
 
     def _hold_again(self, own: KvHash, bit: int) -> None:
         row = self._by_hash.get(own)

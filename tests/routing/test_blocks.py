@@ -296,3 +296,10 @@ def test_the_ends_decide(ids: list[int], size: int, chunk: int) -> None:
     if whole:
         blocks.apply([stored(ids[:whole], size)])
     assert held(blocks) == set(token_chain(ids[:whole], chunk, ROOT))
+
+
+def test_much_at_once_lets_others_work() -> None:
+    breaths: list[int] = []
+    blocks = Blocks(ROOT, 4, breathe=lambda: breaths.append(blocks.keys))
+    blocks.apply([stored(list(range(400)), 4)])
+    assert breaths == [32, 64, 96]
