@@ -125,7 +125,7 @@ class Reader(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What an engine says of itself; None where it says nothing. Its cache finds a prompt again by blocks of `block_tokens`, and
-    holds `kv_tokens`. It answers `slots` requests at a time."""
+    holds `kv_tokens`. It answers `slots` requests at a time, each out of a cache of its own."""
 
     version: str | None = None
     model: str | None = None

@@ -14,6 +14,7 @@ _DECAY = 0.995
 _SWEEPS = 3
 _BELIEF = 0.01  # weight of the prior: soon outweighed
 _FIRST = 6  # prompts, of which only the median counts
+_LEAST_S = 1e-6  # a first token in less tells nothing
 _PRIOR_WORK_S = 10.0  # seconds of work before its speed is half believed
 _SHAPE = 4.0  # no cause is believed to cost so many times more or less than the others do, against the prior
 _SURPRISE = 3.0  # what took so many times longer than predicted counts as so many: an engine that hung
@@ -90,7 +91,7 @@ class PrefillModel:
             self._add(engine, done, took_s)
             return
         self._first.append((engine, done, took_s))
-        scale = _median([1.0, *(seconds / sum(each) for _, each, seconds in self._first if seconds > 0)])
+        scale = _median([1.0, *(seconds / sum(each) for _, each, seconds in self._first if seconds > _LEAST_S)])
         self._fit = [scale] * 3
         self._took_s = _PRIOR_WORK_S * scale
         if len(self._first) == _FIRST:

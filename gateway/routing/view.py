@@ -14,7 +14,7 @@ class EngineView:
     while it warms up; `failing` the share of its last requests that failed. Engines with the same `weights` answer alike.
     `context_tokens` is None until it has said it. `returning`: it has just lost a connection, and may be back as soon as it is
     asked. `life` is another number when it may be another process, whose cache is empty. It answers `slots` requests at a time,
-    and others wait in it; None: it says of no bound.
+    each out of a cache of its own (gateway.routing.slots), and others wait in it; None: it says of no bound, and they share one.
     """
 
     id: str

@@ -323,7 +323,7 @@ def test_errors_say_whose_fault_it_is() -> None:
 
 def test_info_has_the_context_of_one_slot_and_the_cache_of_all() -> None:
     info = LlamaCpp().info([(DATA / "props.json").read_bytes()])
-    assert info == EngineInfo("b0-unknown", "smollm2", 4096, block_tokens=1, kv_tokens=8192)
+    assert info == EngineInfo("b0-unknown", "smollm2", 4096, block_tokens=1, kv_tokens=8192, slots=2)
 
 
 def test_load_is_that_of_its_own_metrics() -> None:
@@ -451,7 +451,7 @@ def test_real_info_and_health(local_engine: EngineUnderTest) -> None:
     for path in (adapter.health_path, *adapter.info_paths):
         with urllib.request.urlopen(local_engine.url + path, timeout=5) as answer:
             bodies.append(answer.read())
-    assert adapter.info(bodies[1:]) == EngineInfo("b0-unknown", "smollm2", 4096, block_tokens=1, kv_tokens=8192)
+    assert adapter.info(bodies[1:]) == EngineInfo("b0-unknown", "smollm2", 4096, block_tokens=1, kv_tokens=8192, slots=2)
 
 
 NESTED: list[Any] = [
