@@ -12,12 +12,16 @@ import msgspec
 
 from gateway.errors import GatewayError
 from gateway.request import Constraint, Delta, FinishReason, GenerateRequest, Usage
+from gateway.wire.kv import KvReader
 from gateway.wire.sse import SseEvent
 
 MAX_COUNT = 1 << 40
 """Tokens. An engine that counts more of them counts wrongly."""
 MAX_LOAD_BYTES = 1 << 21
 """What an engine says of itself is not read where it is longer."""
+
+KvEventsWay = Literal["zmq", "poll"]
+"""How an engine tells what its cache holds: it publishes it by ZMQ, or is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class Traits:
     request. `constraints`: what its own structured output can enforce. `same_penalties`: the penalties, by their names in
     `Sampling`, for which tokens of the prompt count as those of the answer do. `ranks`: it can be told which data-parallel rank
     of it a request is for. `tells_cached`: each answer says how many tokens of its prompt were cached, though there be none; of
-    others 0 may mean that they do not say.
+    others 0 may mean that they do not say. `kv_events`: how it tells what its cache
+    holds, if it does.
     """
 
     takes_ids: bool
@@ -39,6 +44,7 @@ class Traits:
     same_penalties: frozenset[str] = frozenset()
     ranks: bool = False
     tells_cached: bool = False
+    kv_events: KvEventsWay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +181,10 @@ class Engine(Protocol):
     def load_paths(self) -> tuple[str, ...]:
         """What to GET for `load`: the first of these that the engine has."""
 
+    @property
+    def kv_path(self) -> str | None:
+        """What to POST to be told what is new in its cache, where it is asked."""
+
     def call(self, work: Work) -> Call:
         """The request for one attempt. Always asks for a stream. Raises BadRequest for what the engine cannot do."""
 
@@ -193,6 +203,9 @@ class Engine(Protocol):
 
     def load(self, body: bytes, rank: int | None) -> EngineLoad:
         """Reads the answer of one of `load_paths`, of this data-parallel rank or of the whole engine. Never raises."""
+
+    def kv_reader(self) -> KvReader | None:
+        """A fresh reader of what it tells of its cache; None where it tells nothing."""
 
     def tokenize(self, text: str, model: str | None) -> Call | None:
         """The request for the ids of a text in which special tokens count and to which nothing is added; None where the engine

@@ -44,6 +44,7 @@ class LlamaCpp:
     info_paths = ("/props",)
     identity_paths = ()
     load_paths = ("/metrics",)
+    kv_path = None
 
     def __init__(self) -> None:
         self._grammars = GrammarCache()
@@ -110,6 +111,9 @@ class LlamaCpp:
         """From `/metrics`, where the server was started with `--metrics`. How full its cache is it does not say there, and its
         `/slots` writes out each slot's settings."""
         return _LOAD.load(body, rank)
+
+    def kv_reader(self) -> None:
+        """It tells nothing of its cache."""
 
     def tokenize(self, text: str, _model: str | None) -> Call:
         """Special tokens written in the text count; no BOS is added."""

@@ -51,6 +51,7 @@ class OpenAiCompatible:
     info_paths = ("/v1/models",)
     identity_paths = ()
     load_paths = ()
+    kv_path = None
 
     def call(self, work: Work) -> Call:
         """The client's body with `model`, `stream` and `stream_options.include_usage` set, all else byte for byte.
@@ -98,6 +99,9 @@ class OpenAiCompatible:
     def load(self, _body: bytes, _rank: int | None) -> EngineLoad:
         """Nor do they say their load in one way."""
         return EngineLoad()
+
+    def kv_reader(self) -> None:
+        """It tells nothing of its cache."""
 
     def tokenize(self, _text: str, _model: str | None) -> None:
         """The gateway tokenises nothing for such an engine."""

@@ -22,6 +22,7 @@ from engines.completions import TokenId, may_end, model_info, together, without_
 from engines.events import finish, mended, read, token_ids, understood
 from engines.exposition import LoadScrape, added, fullest
 from engines.gbnf import GrammarCache
+from engines.kv_events import ZmqEvents
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, ContextTooLong, EngineBroke, GatewayError
 from gateway.request import FinishReason, Sampling, Usage
@@ -47,11 +48,13 @@ class Sglang:
         constraints=frozenset({"json", "calls"}),
         ranks=True,
         tells_cached=True,
+        kv_events="zmq",
     )
     health_path = "/health"
     info_paths = ("/v1/models",)
     identity_paths = ("/server_info",)
     load_paths = ("/metrics", "/v1/loads?include=core")
+    kv_path = None
 
     def __init__(self) -> None:
         self._grammars = GrammarCache()
@@ -105,6 +108,10 @@ class Sglang:
             waiting=added(each.num_waiting_reqs for each in loads),
             kv_usage=fullest(each.token_usage for each in loads),
         )
+
+    def kv_reader(self) -> ZmqEvents:
+        """A fresh reader."""
+        return ZmqEvents()
 
     def tokenize(self, text: str, _model: str | None) -> Call:
         """Special tokens written in the text count; no BOS is added."""

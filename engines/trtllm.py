@@ -20,6 +20,7 @@ from engines.completions import CompletionsReader, model_info
 from engines.events import token_ids, understood
 from engines.exposition import LoadScrape, Scrape, added, fullest, of_rank
 from engines.gbnf import GrammarCache
+from engines.kv_events import TrtllmEvents
 from engines.refusal import refusal
 from gateway.errors import BadRequest, GatewayError
 from gateway.request import GenerateRequest, Sampling
@@ -39,11 +40,12 @@ class TrtLlm:
     """The adapter. It keeps the grammars of the last tool sets, in GBNF: TensorRT-LLM's xgrammar reads llama.cpp's language."""
 
     kind = "trtllm"
-    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}))
+    traits = Traits(takes_ids=True, streams_ids=True, choices=False, constraints=frozenset({"json", "calls"}), kv_events="poll")
     health_path = "/health"
     info_paths = ("/version", "/v1/models")
     identity_paths = ("/prometheus/metrics",)
     load_paths = ("/prometheus/metrics", "/metrics")
+    kv_path = "/kv_cache_events"
 
     def __init__(self) -> None:
         self._grammars = GrammarCache()
@@ -102,6 +104,10 @@ class TrtLlm:
             waiting=added([newest.waiting]),
             kv_usage=fullest([cache.used / cache.most]) if cache is not None and cache.most else None,
         )
+
+    def kv_reader(self) -> TrtllmEvents:
+        """A fresh reader."""
+        return TrtllmEvents()
 
     def tokenize(self, _text: str, _model: str | None) -> None:
         """It has no route that could tell: some versions have one, which adds special tokens."""

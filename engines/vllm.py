@@ -18,6 +18,7 @@ from engines.completions import CompletionsReader, model_info
 from engines.events import token_ids
 from engines.exposition import LoadScrape, Sample, Scrape, added, number, of_rank
 from engines.gbnf import GrammarCache
+from engines.kv_events import ZmqEvents
 from engines.refusal import refusal
 from gateway.errors import BadRequest, GatewayError
 from gateway.request import Sampling
@@ -43,11 +44,13 @@ class Vllm:
         constraints=frozenset({"json", "calls"}),
         same_penalties=frozenset({"repetition_penalty"}),  # the two others count what was generated only
         ranks=True,
+        kv_events="zmq",
     )
     health_path = "/health"
     info_paths = ("/version", "/v1/models")
     identity_paths = ("/metrics",)
     load_paths = ("/metrics",)
+    kv_path = None
 
     def __init__(self) -> None:
         self._grammars = GrammarCache()
@@ -103,6 +106,10 @@ class Vllm:
     def load(self, body: bytes, rank: int | None) -> EngineLoad:
         """From `/metrics`, which names data-parallel ranks `engine`."""
         return _LOAD.load(body, rank)
+
+    def kv_reader(self) -> ZmqEvents:
+        """A fresh reader."""
+        return ZmqEvents()
 
     def tokenize(self, text: str, model: str | None) -> Call:
         """Special tokens written in the text count; no BOS is added."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import structlog
@@ -23,6 +24,7 @@ from gateway.budget import RetryBudget
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
 from gateway.errors import CLOSED, Draining, SettingsError
 from gateway.fleet.discovery import DiscoveryRules, Membership
+from gateway.fleet.kv_events import KvEvents
 from gateway.fleet.loads import Loads
 from gateway.fleet.parity import Parity
 from gateway.fleet.probe import Prober
@@ -157,8 +159,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     """Wires everything, probes the engines while inside, and closes every connection on the way out. `access` takes the records
     of the access log."""
     settings, models = configured.settings, configured.models
-    for model in models:
-        _warn(model, unchecked=configured.warn_unchecked)
+    _warn_of(models, unchecked=configured.warn_unchecked)
     registry, troubles = Registry((), standing_rules(settings.failures)), Troubles()
     dialect = OpenAIChat()
     limits, clock = settings.limits, asyncio.get_running_loop().time
@@ -166,14 +167,17 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     health = Health(
         lambda: [(each.model, each.id) for each in registry.members.values()], registry.is_ready, registry.breaker_state
     )
-    metrics = _metrics(settings, models, registry, dialect.name, lambda: (*gate.gauges(), *health(), troubles.metric()))
+    upstream = Upstream(gate.lag.stood_s)
+    caches = KvEvents(registry, upstream, gate.guides)
+    gauges = (gate.gauges, health, lambda: [troubles.metric()], caches.gauges)
+    metrics = _metrics(settings, models, registry, dialect.name, lambda: chain.from_iterable(each() for each in gauges))
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
     explain = Explain(clock)
     bus = Bus([registry.running.apply, gate.admission, metrics, explain, *logs])
     condition = Condition(troubles.told)
-    async with gate.lag.ticking(), Upstream(gate.lag.stood_s) as upstream, _rendering_apart(settings, models, environ) as models:
+    async with gate.lag.ticking(), upstream, _rendering_apart(settings, models, environ) as models:
         services = _services(settings, registry, upstream, bus, gate)
         server = settings.server
         options = ServeOptions(request_limits(limits), server.max_body_bytes, server.headers_grace_s, server.route_headers)
@@ -196,7 +200,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
         add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
         declare(public, [dialect])
         admin = operations(registry, models, condition, scrapes, to_operators=True)
-        told = Told(lambda model, engine: gate.guides.of(model).router.snapshot(engine), metrics.truth.of)
+        told = Told(gate.guides.believed, metrics.truth.of, caches.state)
         add_admin(admin, registry, told, explain, OwnSite((server.admin_host, *server.admin_names)))
         for api in (public, admin):
             answer_errors(api, dialect.error)
@@ -206,7 +210,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             gate.guides.told(member.model, member.id, info)
 
         prober = Prober(registry, upstream, parity, on_info, stood_s=gate.lag.stood_s)
-        asking = (prober, Loads(registry, upstream, on_info), membership, sources)
+        asking = (prober, Loads(registry, upstream, on_info), membership, sources, caches)
         async with _beside(*(each.run for each in asking)):
             refusal = dialect.error(Draining(CLOSED))
             main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))
@@ -294,6 +298,11 @@ async def _rendering_apart(
             replace(each, rendered=replace(each.rendered, apart=partial(pool.render, each.name))) if each.rendered else each
             for each in models
         )
+
+
+def _warn_of(models: Iterable[Model], *, unchecked: bool) -> None:
+    for model in models:
+        _warn(model, unchecked=unchecked)
 
 
 def _warn(model: Model, *, unchecked: bool) -> None:

@@ -12,7 +12,7 @@ from gateway.request import GenerateRequest, Prompt
 from gateway.routing.chain import ChainCache, packed, root_key, text_chain
 from gateway.routing.choice import Chance, Choice, Query, Tuning
 from gateway.routing.router import Router
-from gateway.routing.view import FleetView, Forecast
+from gateway.routing.view import Belief, FleetView, Forecast
 from gateway.wire.jsonio import encode
 
 _TEXT_CHUNK_BYTES = 512
@@ -72,9 +72,10 @@ class Guide:
 
 
 class Guides:
-    """Those of all models."""
+    """Those of all models. What engines tell of their caches ends here too: see `gateway.fleet.kv_events.KvIndex`."""
 
     def __init__(self, models: Iterable[str], tuning: Tuning, clock: Callable[[], float], chance: Chance) -> None:
+        self.chunk_tokens = tuning.chunk_tokens
         self._guides: Mapping[str, Guide] = {model: Guide(model, tuning, clock, chance) for model in models}
 
     def of(self, model: str) -> Guide:
@@ -85,6 +86,35 @@ class Guides:
         """What an engine says of itself: how much it can hold."""
         if info.kv_tokens is not None and (guide := self._guides.get(model)) is not None:
             guide.router.capacity(engine, info.kv_tokens)
+
+    def believed(self, model: str, engine: str) -> Belief:
+        """What the model's router believes of an engine."""
+        return self._guides[model].router.snapshot(engine)
+
+    def root(self, model: str) -> int:
+        """Of a model's keys."""
+        return self._guides[model].root
+
+    def trust(self, model: str, engine: str, live: bool, block_tokens: int) -> None:
+        """Whether the engine's word counts from now on: what follows is all that it holds."""
+        self._guides[model].router.trust(engine, live, block_tokens)
+
+    def stored(self, model: str, engine: str, keys: tuple[int, ...]) -> None:
+        """It holds this chain, from the root."""
+        guide = self._guides[model]
+        guide.router.stored(engine, keys, guide.clock())
+
+    def removed(self, model: str, engine: str, keys: tuple[int, ...]) -> None:
+        """It holds none of these."""
+        self._guides[model].router.removed(engine, keys)
+
+    def cleared(self, model: str, engine: str) -> None:
+        """It holds nothing."""
+        self._guides[model].router.cleared(engine)
+
+    def agrees(self, model: str, engine: str) -> bool:
+        """False: it told of nothing in prompts that it answered."""
+        return self._guides[model].router.agrees(engine)
 
 
 class Route:

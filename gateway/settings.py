@@ -33,7 +33,14 @@ from gateway.settings_fit import (
     source_path,
     speeches,
 )
-from gateway.settings_parts import FailureSettings, LimitSettings, RoutingSettings, ServerSettings, TimeoutSettings
+from gateway.settings_parts import (
+    FailureSettings,
+    KvEventsSettings,
+    LimitSettings,
+    RoutingSettings,
+    ServerSettings,
+    TimeoutSettings,
+)
 from gateway.settings_tree import PREFIX, KeyPath, Place, Problem, read_tree
 
 KINDS = ("llamacpp", "vllm", "sglang", "trtllm", "openai")
@@ -80,6 +87,9 @@ class EngineSettings(Section):
     resolve: bool = False
     """Take each address that the URL's host name has (of IPv4, or of IPv6 where it has no other) as an engine of its own,
     `ID@ADDRESS`, and follow changes of them. Only with `http`: a certificate is of a name, not of an address."""
+
+    kv_events: Annotated[KvEventsSettings | None, BeforeValidator(section_of)] = None
+    """Where it tells what its cache holds. Unset: nowhere."""
 
     @field_validator("url")
     @classmethod
@@ -228,6 +238,7 @@ SECTIONS: Mapping[tuple[str, ...], type[Section]] = MappingProxyType(
         ("server",): ServerSettings,
         ("models",): ModelSettings,
         ("models", "engines"): EngineSettings,
+        ("models", "engines", "kv_events"): KvEventsSettings,
         ("timeouts",): TimeoutSettings,
         ("limits",): LimitSettings,
         ("failures",): FailureSettings,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from engines.base import Traits
+from engines.base import KvEventsWay, Traits
 from gateway.events import NO_ENGINE, NO_MODEL
 from gateway.settings_tree import KeyPath, shown_path
 
@@ -145,3 +145,39 @@ def engine_misfits(rows: Any, at: KeyPath, form: str, tools: str, kinds: Mapping
             yield (*place, "kind"), f"{kind} cannot enforce tool calls, which `tools: constrained` needs"
         if engine.get("ranks") is not None and not traits.ranks:
             yield (*place, "ranks"), f"{kind} cannot be told which rank a request is for"
+        if "kv_events" in engine:
+            yield from _kv_misfits((*place, "kv_events"), engine, str(kind), traits.kv_events, by_engine=by_engine)
+
+
+def _kv_misfits(
+    at: KeyPath, engine: Mapping[str, Any], kind: str, way: KvEventsWay | None, *, by_engine: bool
+) -> Iterator[tuple[KeyPath, str]]:
+    """What is wrong with where an engine tells what its cache holds."""
+    given = engine["kv_events"]
+    told: Mapping[str, Any] = given if isinstance(given, dict) else {}
+    if by_engine:
+        yield at, "has no effect with `format: engine`: the gateway does not know the prompt's tokens, which the events are of"
+    elif way is None:
+        yield at, f"{kind} does not tell what its cache holds"
+    elif way == "poll":
+        for key in ("endpoint", "replay_endpoint", "topic", "bind"):
+            if key in told:
+                yield (*at, key), f"has no effect: {kind} is asked, at its `url`"
+    else:
+        if told.get("endpoint") is None:
+            yield (*at, "endpoint"), f"is missing: {kind} publishes what its cache holds"
+        if "poll_s" in told:
+            yield (*at, "poll_s"), f"has no effect: {kind} is not asked"
+        yield from _many_misfits(at, engine, told)
+
+
+def _many_misfits(at: KeyPath, engine: Mapping[str, Any], told: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Of an entry that may stand for several engines, which cannot have one address."""
+    for key in ("endpoint", "replay_endpoint"):
+        address = told.get(key)
+        if not isinstance(address, str):
+            continue
+        if engine.get("ranks") is not None and address.startswith("ipc:"):
+            yield (*at, key), "must be `tcp` with `ranks`: each rank has a port of its own"
+        if engine.get("resolve") is True and (told.get("bind") is True or not address.startswith("tcp://*:")):
+            yield (*at, key), "must be `tcp://*:PORT` with `resolve`, and not bound: each address has events of its own"

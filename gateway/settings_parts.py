@@ -1,10 +1,45 @@
-"""The sections of the settings that say nothing of models: where the gateway listens, and its limits."""
+"""The sections of the settings that say nothing of models: where the gateway listens, and its limits. And engines' events."""
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from gateway.settings_base import Labels, Port, Seconds, Section, wrong
+
+_ENDPOINT = re.compile(r"ipc:///[^\s]{1,100}|tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+
+
+def _endpoint(value: object) -> object:
+    if isinstance(value, str):
+        found = _ENDPOINT.fullmatch(value)
+        if found is None or (found[2] is not None and not 1 <= int(found[2]) <= 65535):
+            raise wrong("must be an address of ZMQ, as `tcp://*:5557` or `ipc:///run/vllm/kv`")
+    return value
+
+
+Endpoint = Annotated[str, BeforeValidator(_endpoint)]
+
+
+class KvEventsSettings(Section):
+    """Where an engine tells what its cache holds (docs/kv-events.md); leave it out, and routing goes by what was sent there."""
+
+    endpoint: Endpoint | None = None
+    """vLLM and SGLang: the `endpoint` of their `--kv-events-config`. In `tcp://*:5557` the host is the URL's. With `ranks` each
+    rank's port is one more than the last's."""
+
+    replay_endpoint: Endpoint | None = None
+    """Their `replay_endpoint`, at which the gateway asks for what it missed. Without it an engine that the gateway met late, or
+    whose events got lost, is not followed until it starts anew."""
+
+    topic: str = Field("", max_length=128)
+    """Their `topic`, or its beginning."""
+
+    bind: bool = False
+    """Listen at `endpoint`, where they connect to: so they do with `tcp` and a host that is not `*`."""
+
+    poll_s: Seconds = 0.5
+    """TensorRT-LLM: how often it is asked. It tells each event once: nobody else may ask it."""
 
 
 class ServerSettings(Section):

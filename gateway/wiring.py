@@ -5,11 +5,12 @@ from ipaddress import ip_address
 
 from yarl import URL
 
-from engines.base import Engine
+from engines.base import Engine, KvEventsWay
 from engines.registry import known, make
 from gateway.admission import Admission, QueueRules
 from gateway.dialects.base import Limits
 from gateway.fleet.discovery import Wire
+from gateway.fleet.kv_source import KvSource
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import StandingRules
 from gateway.lag import LoopLag
@@ -43,9 +44,18 @@ def wire_with(environ: Mapping[str, str], hide: Callable[[str], None]) -> Wire:
             api_key=key,
             weights=entry.weights,
             most_running=entry.most_running,
+            kv_events=kv_source(entry, engines[entry.kind].traits.kv_events),
         )
 
     return wire
+
+
+def kv_source(entry: EngineSettings, way: KvEventsWay | None) -> KvSource | None:
+    """Where an entry's engine tells what its cache holds."""
+    told = entry.kv_events
+    if told is None or way is None:
+        return None
+    return KvSource(way, told.endpoint or "", told.replay_endpoint, told.topic, told.bind, told.poll_s)
 
 
 def served(settings: Settings, models: tuple[Model, ...]) -> list[Served]:

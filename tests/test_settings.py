@@ -124,6 +124,7 @@ def test_every_key_can_be_set(folder: Path) -> None:
         "api_key_env": "KEY",
         "ranks": None,
         "resolve": False,
+        "kv_events": None,
     }
     assert found.models[0].engines_file == folder / "engines.yaml"
     assert found.timeouts.model_fields_set == set(type(found.timeouts).model_fields)
@@ -136,6 +137,85 @@ def test_an_engine_of_several_ranks_or_addresses(folder: Path) -> None:
     engine = "{id: e, url: 'http://e.test:8', kind: vllm, ranks: 4, resolve: true}"
     (model,) = read(folder, MODEL.replace('{url: "http://127.0.0.1:1", kind: llamacpp}', engine), kinds=RANKED).models
     assert (model.engines[0].ranks, model.engines[0].resolve) == (4, True)
+
+
+TELLING = {
+    "vllm": Traits(takes_ids=True, streams_ids=True, choices=False, ranks=True, kv_events="zmq"),
+    "trtllm": Traits(takes_ids=True, streams_ids=True, choices=False, kv_events="poll"),
+    **KINDS,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "expected"),
+    [
+        ("vllm", "{endpoint: 'tcp://*:5557'}", {"endpoint": "tcp://*:5557"}),
+        (
+            "vllm",
+            "{endpoint: 'ipc:///run/kv', replay_endpoint: 'tcp://[::1]:1', topic: kv@, bind: true}",
+            {"endpoint": "ipc:///run/kv", "replay_endpoint": "tcp://[::1]:1", "topic": "kv@", "bind": True},
+        ),
+        ("trtllm", "", {}),
+        ("trtllm", "{poll_s: 2}", {"poll_s": 2.0}),
+    ],
+)
+def test_where_an_engine_tells_what_its_cache_holds(folder: Path, kind: str, told: str, expected: dict[str, object]) -> None:
+    (model,) = read(folder, engine_with(kind=kind, kv_events=told), kinds=TELLING).models
+    defaults = {"endpoint": None, "replay_endpoint": None, "topic": "", "bind": False, "poll_s": 0.5}
+    found = model.engines[0].kv_events
+    assert found is not None
+    assert found.model_dump() == defaults | expected
+
+
+NO_ADDRESS = "must be an address of ZMQ, as `tcp://*:5557` or `ipc:///run/vllm/kv`"
+
+
+@pytest.mark.parametrize(
+    ("engine", "wrong"),
+    [
+        ({"kind": "vllm", "kv_events": ""}, {"kv_events.endpoint: is missing: vllm publishes what its cache holds"}),
+        (
+            {"kind": "vllm", "kv_events": "{endpoint: 'tcp://h', replay_endpoint: 'tcp://h:70000'}"},
+            {f"kv_events.endpoint: {NO_ADDRESS}", f"kv_events.replay_endpoint: {NO_ADDRESS}"},
+        ),
+        ({"kind": "vllm", "kv_events": "{endpoint: 'ipc:///a b'}"}, {f"kv_events.endpoint: {NO_ADDRESS}"}),
+        (
+            {"kind": "vllm", "kv_events": "{endpoint: 'tcp://*:1', poll_s: 1}"},
+            {"kv_events.poll_s: has no effect: vllm is not asked"},
+        ),
+        (
+            {"kind": "vllm", "kv_events": "{endpoint: 'tcp://*:1', rank: 1}"},
+            {"kv_events.rank: unknown key; known here: endpoint, replay_endpoint, topic, bind, poll_s"},
+        ),
+        (
+            {"kind": "trtllm", "kv_events": "{endpoint: 'tcp://*:1', topic: x}"},
+            {f"kv_events.{key}: has no effect: trtllm is asked, at its `url`" for key in ("endpoint", "topic")},
+        ),
+        ({"kind": "llamacpp", "kv_events": "{}"}, {"kv_events: llamacpp does not tell what its cache holds"}),
+        (
+            {"kind": "vllm", "ranks": "2", "kv_events": "{endpoint: 'ipc:///x'}"},
+            {"kv_events.endpoint: must be `tcp` with `ranks`: each rank has a port of its own"},
+        ),
+        (
+            {"kind": "vllm", "resolve": "true", "kv_events": "{endpoint: 'tcp://*:1', replay_endpoint: 'tcp://h:2'}"},
+            {
+                "kv_events.replay_endpoint: must be `tcp://*:PORT` with `resolve`, and not bound: each address has events of "
+                "its own"
+            },
+        ),
+    ],
+)
+def test_where_it_does_not(folder: Path, engine: dict[str, str], wrong: set[str]) -> None:
+    told = problems(folder, engine_with(**engine), kinds=TELLING)
+    assert {each.partition("engines[0].")[2] for each in told} == wrong
+
+
+def test_events_of_an_engine_that_templates_cannot_be_compared(folder: Path) -> None:
+    told = problems(folder, engine_with(kind="openai", kv_events="{}").replace("source: m.gguf", "format: engine"), kinds=TELLING)
+    assert told == [
+        "f.yaml:7:5: models[0].engines[0].kv_events: has no effect with `format: engine`: the gateway does not know the "
+        "prompt's tokens, which the events are of"
+    ]
 
 
 def test_ranks_are_few_and_have_ids_of_their_own(folder: Path) -> None:

@@ -7,7 +7,8 @@ from gateway.fleet.registry import Member, Registry
 
 
 class Following:
-    """Does `work` for each engine: anew for one whose place or key is another, no more for one that left. None: it needs none."""
+    """Does `work` for each engine: anew for one whose place, key or source of events is another, no more for one that left. None:
+    it needs none."""
 
     def __init__(self, registry: Registry, work: Callable[[Member], Coroutine[None, None, None] | None]) -> None:
         self._registry = registry
@@ -25,7 +26,7 @@ class Following:
         members = self._registry.members
         for engine_id, (member, task) in list(self._followed.items()):
             now = members.get(engine_id)
-            if now is None or (now.place, now.api_key) != (member.place, member.api_key):
+            if now is None or _followed(now) != _followed(member):
                 if task is not None:
                     task.cancel()
                 del self._followed[engine_id]
@@ -33,3 +34,7 @@ class Following:
             if engine_id not in self._followed:
                 work = self._work(member)
                 self._followed[engine_id] = (member, group.create_task(work) if work is not None else None)
+
+
+def _followed(member: Member) -> tuple[object, ...]:
+    return member.place, member.api_key, member.kv_events

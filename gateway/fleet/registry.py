@@ -13,6 +13,7 @@ from types import MappingProxyType
 from yarl import URL
 
 from engines.base import Engine, EngineInfo, EngineLoad
+from gateway.fleet.kv_source import KvSource
 from gateway.fleet.standing import Problem, Standing, StandingRules
 from gateway.fleet.visit import Visit
 from gateway.observe.redact import Redactor
@@ -29,7 +30,7 @@ class Member:
 
     `engine_model` is the name that the engine knows, None for its only one. `rank` is that of a data-parallel engine that shares
     its address with others. `weights` is the operator's word for what it serves: engines with the same one answer alike.
-    `most_running` bounds the attempts of ours on it. The key is never shown.
+    `most_running` bounds the attempts of ours on it. `kv_events` is where it tells what its cache holds. The key is never shown.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Member:
     rank: int | None = None
     weights: str | None = None
     most_running: int | None = None
+    kv_events: KvSource | None = None
 
     def __repr__(self) -> str:
         return f"Member({self.id!r}, {self.engine.kind!r})"

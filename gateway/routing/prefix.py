@@ -6,11 +6,14 @@ count that were not used again since. That takes two thirds of the memory of an 
 """
 
 from collections import Counter, deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import inf, nextafter
 
 _BATCH = 64  # keys that leave one engine before the oldest is looked for again
 _SLACK = 1024  # keys that the queue may hold beyond twice those of the map
+_CONFIRM_S = 5.0  # so long after its end an engine's events may still tell what it has of a prompt
+_WRONG_IN_A_ROW = 3
+_MOST_DUE = 512
 
 
 def shared(keys: Sequence[int], held: Container[int], most: int | None = None) -> int:
@@ -27,19 +30,35 @@ def shared(keys: Sequence[int], held: Container[int], most: int | None = None) -
     return low
 
 
+class _Hopes:
+    """What is believed held by an engine that tells what it holds, and that it has not told: `untold`, of requests that run or
+    are over for less than `_CONFIRM_S`. `least` is how many keys a prompt must have for the engine to tell of it at all."""
+
+    __slots__ = ("due", "least", "untold", "wrong")
+
+    def __init__(self, untold: Iterable[int], least: int) -> None:
+        self.untold = set(untold)
+        self.least = least
+        self.wrong = 0
+        self.due: deque[tuple[float, Sequence[int], bool]] = deque()
+
+
 class EngineMap:
     """The keys of one engine. `capacity` in keys; `expected`: room that the answers of running requests will take.
 
     Invariant: a key that no request holds stands in the queue with its last use, and all that continue it stand before it.
+
+    With `tells` an engine itself tells what it holds: that, and what requests bring there, is held, whatever the capacity.
     """
 
-    __slots__ = ("_pins", "_queued", "_used", "_uses", "capacity", "expected")
+    __slots__ = ("_hopes", "_pins", "_queued", "_used", "_uses", "capacity", "expected")
 
     def __init__(self, capacity: int) -> None:
         self._used: dict[int, float] = {}
         self._uses: deque[tuple[float, Sequence[int]]] = deque()
         self._queued = 0
         self._pins: Counter[int] = Counter()
+        self._hopes: _Hopes | None = None
         self.capacity = capacity
         self.expected = 0
 
@@ -86,6 +105,8 @@ class EngineMap:
 
     def touch(self, keys: Sequence[int], stamp: float) -> None:
         """They are held, and were used now."""
+        if self._hopes is not None:
+            self._hopes.untold.update([key for key in keys if key not in self._used])
         self._used.update(dict.fromkeys(keys, stamp))
         self._uses.append((stamp, keys))
         self._queued += len(keys)
@@ -112,7 +133,7 @@ class EngineMap:
     def trim(self) -> None:
         """Lets the oldest leave until what is held and expected fits."""
         over = len(self._used) + self.expected - self.capacity
-        if over > 0:
+        if over > 0 and self._hopes is None:
             self.evict(over)
 
     def evict(self, count: int) -> int:
@@ -144,6 +165,95 @@ class EngineMap:
         self._used.clear()
         self._uses.clear()
         self._queued = 0
+        if self._hopes is not None:
+            self._hopes.untold.clear()
+            self._hopes.due.clear()
+
+    # What the engine tells
+
+    @property
+    def told(self) -> bool:
+        """Whether the engine tells what it holds."""
+        return self._hopes is not None
+
+    def tells(self, least: int) -> None:
+        """From now on the engine tells: it holds what it will say, and what running requests bring there."""
+        for key in [key for key in self._used if key not in self._pins]:
+            del self._used[key]
+        self._hopes = _Hopes(self._used, least)
+
+    def silent(self) -> None:
+        """It tells no more: what it has told is believed, as far as there is room."""
+        self._hopes = None
+
+    def stored(self, keys: Sequence[int], stamp: float) -> None:
+        """It tells that it holds this chain, from the root."""
+        if self._hopes is None:
+            return
+        if keys and keys[-1] not in self._used:
+            self.touch(keys, stamp)
+        if self._hopes.untold:
+            self._hopes.untold.difference_update(keys)
+
+    def removed(self, keys: Iterable[int]) -> None:
+        """It tells that it does not hold them, nor what goes on from them. What running requests bring there is about to come."""
+        if self._hopes is None:
+            return
+        known = [key for key in keys if key in self._used]
+        self._discard(self._hopes, {key for key in known if key not in self._pins})
+        self._hopes.untold.update([key for key in known if key in self._pins])
+
+    def over(self, keys: Sequence[int], now_s: float, *, whole: bool) -> None:
+        """A request is over, unpinned and touched; `whole`: it was answered. If the engine tells, it has some time to tell that
+        it holds the prompt."""
+        if self._hopes is not None:
+            self._hopes.due.append((now_s + _CONFIRM_S, keys, whole))
+            if len(self._hopes.due) > _MOST_DUE:
+                self._settle(self._hopes)
+
+    def disputed(self, now_s: float) -> bool:
+        """Drops what it has not told in time. Whether nothing that it told was of the last three prompts."""
+        if self._hopes is None:
+            return False
+        while self._hopes.due and self._hopes.due[0][0] <= now_s:
+            self._settle(self._hopes)
+        return self._hopes.wrong >= _WRONG_IN_A_ROW
+
+    def _settle(self, hopes: _Hopes) -> None:
+        """The next that is due: what was not told of it is not there."""
+        _, keys, whole = hopes.due.popleft()
+        told = self._told(keys, hopes)
+        if told:
+            hopes.wrong = 0
+        elif whole and len(keys) >= hopes.least:
+            hopes.wrong += 1
+        late = [key for key in keys[told:] if key not in self._pins]
+        self._discard(hopes, {key for key in late if key in self._used})
+        hopes.untold.difference_update(late)
+
+    def _told(self, keys: Sequence[int], hopes: _Hopes) -> int:
+        """How many of these keys, from the root, it has told: who told one told all before it."""
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in self._used and keys[middle] not in hopes.untold:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _discard(self, hopes: _Hopes, gone: set[int]) -> None:
+        """Drops these keys, with what was hoped to go on from them."""
+        untold, more = hopes.untold, set(gone)
+        for _, keys, _ in hopes.due if gone and untold else ():
+            if not keys or (keys[-1] in self._used and keys[-1] not in untold):  # all of it was told, most often
+                continue
+            first = max(self._told(keys, hopes) - 1, 0)
+            cut = next((index for index in range(first, len(keys)) if keys[index] in gone), len(keys))
+            more.update([key for key in keys[cut:] if key in self._used])
+        for key in more:
+            del self._used[key]
+        untold.difference_update(more)
 
     def _left(self, stamp: float, keys: Sequence[int]) -> int:
         """How many of the keys of a use may still leave by it, from the root: none, where the last that is held was used again,

@@ -22,6 +22,7 @@ from gateway.routing.view import Belief, EngineView, FleetView, Forecast, Terms
 _CAPACITY_TOKENS = 512 * 1024  # of an engine that has not said it: adapted from what it reports
 _EQUAL_S = 1e-3  # costs this close are equal: none is known so well
 _MOST_FAILING = 0.9  # an engine that always failed is given some requests too, or it would never be seen to serve
+_LEAST_TOLD = 2  # keys of a prompt of which an engine must tell something
 _SHOWN_COSTS = 16  # of a decision, so many are kept
 
 Costs = tuple[tuple[str, float], ...]
@@ -50,6 +51,7 @@ class Router:
         self._slots: dict[str, Slots] = {}  # of engines that share nothing between requests
         self._last_turn = ""
         self._engines: tuple[str, ...] = ()
+        self._disputed: set[str] = set()
 
     @property
     def entries(self) -> int:
@@ -141,10 +143,12 @@ class Router:
         reported = charge.cached_tokens if cached_tokens is None else cached_tokens
         lost = account.compare(charge, reported, len(held))
         if lost is not None:
+            self._dispute(charge.engine, held)
             held.forget(lost)
         held.capacity = account.capacity_units
         keys = charge.keys if keys is None else keys
         held.touch(keys, stamp := self._index.stamp(now_s))
+        self._over(charge, held, now_s, whole=True)
         self._index.trim(held)
         if (slots := self._slots.get(charge.engine)) is not None:
             if lost is not None:
@@ -161,6 +165,7 @@ class Router:
             held.drop_unproved(charge.keys, charge.held, charge.stamp)
         keys = charge.keys[: held.match(charge.keys)]
         held.touch(keys, stamp := self._index.stamp(now_s))
+        self._over(charge, held, now_s, whole=False)
         self._index.trim(held)
         if (slots := self._slots.get(charge.engine)) is not None:
             slots.ends(request, keys, stamp)
@@ -172,6 +177,56 @@ class Router:
         self._ledger.account(engine).restarted()
         self._map(engine).capacity = self._ledger.account(engine).capacity_units
         self._speed.forget(engine)
+
+    # What engines tell of their caches (docs/kv-events.md)
+
+    def trust(self, engine: str, live: bool, block_tokens: int = 0) -> None:
+        """Whether the engine tells from now on what it holds. Begin with all that it holds, then with what changes. Prompts
+        shorter than a block are not told of. What it told stays when it tells no more, as far as there is room."""
+        held = self._map(engine)
+        if live:
+            self._disputed.discard(engine)
+            held.tells(max(_LEAST_TOLD, -(-block_tokens // self._tuning.chunk_tokens)))
+        else:
+            held.silent()
+            self._index.trim(held)
+
+    def stored(self, engine: str, keys: Sequence[int], now_s: float) -> None:
+        """The engine tells that it holds this chain, from the root."""
+        held = self._map(engine)
+        held.stored(keys, self._index.stamp(now_s))
+        self._check(engine, held, now_s)
+        self._index.trim(held)
+
+    def removed(self, engine: str, keys: Sequence[int]) -> None:
+        """The engine tells that it holds these keys no more. What a running request of ours has of them stays."""
+        self._map(engine).removed(keys)
+
+    def cleared(self, engine: str) -> None:
+        """The engine tells that it holds nothing."""
+        self._map(engine).clear()
+
+    def told(self, engine: str) -> bool:
+        """Whether it is the engine's own word what it holds."""
+        return self._map(engine).told
+
+    def agrees(self, engine: str) -> bool:
+        """False: of three prompts in a row that it answered it told nothing, or of two it reported nothing of what it had told.
+        It is not believed until it is trusted anew."""
+        return engine not in self._disputed
+
+    def _over(self, charge: Charge, held: EngineMap, now_s: float, *, whole: bool) -> None:
+        held.over(charge.keys, now_s, whole=whole)
+        self._check(charge.engine, held, now_s)
+
+    def _check(self, engine: str, held: EngineMap, now_s: float) -> None:
+        if held.disputed(now_s):
+            self._dispute(engine, held)
+
+    def _dispute(self, engine: str, held: EngineMap) -> None:
+        if held.told:
+            self._disputed.add(engine)
+            held.silent()
 
     def _meet(self, view: FleetView) -> None:
         """Forgets what was known of engines that are others now, or gone."""

@@ -58,9 +58,17 @@ class CacheEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class EventsEntry:
+    """Whether routing goes by what the engine tells of its cache (`live`), or why not; `off`: its settings name no events."""
+
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineEntry:
     """One engine as it stands. `draining`: an operator took it out; `leaving`: what names engines does so no more. `router`: what
-    the router believes of it, `predictions` how right that was."""
+    the router believes of it, `predictions` how right that was; `kv_events`: whether the engine itself tells it."""
 
     id: str
     model: str
@@ -80,6 +88,7 @@ class EngineEntry:
     weights: str
     router: Belief
     predictions: CacheEntry
+    kv_events: EventsEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +106,22 @@ class Explanations:
 
 
 class Told:
-    """What is known of an engine by its model and id: what the router believes, and how right it was."""
+    """What is known of an engine by its model and id: what the router believes, how right it was, and how the engine's own word
+    counts."""
 
-    def __init__(self, believed: Callable[[str, str], Belief], drift: Callable[[str, str], Drift]) -> None:
+    def __init__(
+        self,
+        believed: Callable[[str, str], Belief],
+        drift: Callable[[str, str], Drift],
+        word: Callable[[str, str], tuple[str, str]] = lambda _model, _engine: ("off", ""),
+    ) -> None:
         self.believed = believed
         self._drift = drift
+        self._word = word
+
+    def events(self, model: str, engine: str) -> EventsEntry:
+        """Whose word counts."""
+        return EventsEntry(*self._word(model, engine))
 
     def predictions(self, model: str, engine: str) -> CacheEntry:
         """How right."""
@@ -191,6 +211,7 @@ def _entry(registry: Registry, member: Member, view: EngineView, told: Told, red
         weights=redact(view.weights),
         router=told.believed(member.model, member.id),
         predictions=told.predictions(member.model, member.id),
+        kv_events=told.events(member.model, member.id),
     )
 
 

@@ -54,6 +54,7 @@ async def test_the_fleet_is_shown_as_it_stands() -> None:
     assert set(info) == set(EngineInfo.__dataclass_fields__)
     assert set(shown.pop("router")) == set(Belief.__dataclass_fields__)
     assert shown.pop("predictions")["state"] == "not_told"
+    assert shown.pop("kv_events") == {"state": "off", "reason": ""}
     assert shown == {
         "id": "e",
         "model": "m",

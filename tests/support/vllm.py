@@ -44,13 +44,13 @@ class VllmUnderTest:
 
 
 @contextmanager
-def running_vllm() -> Iterator[VllmUnderTest]:
-    """Starts one and ends it, with the processes that it has made."""
-    python, model, port = HOME / "venv" / "bin" / "python", HOME / "smollm2", free_port()
+def running_vllm(*options: str, port: int | None = None) -> Iterator[VllmUnderTest]:
+    """Starts one, with more options, and ends it, with the processes that it has made."""
+    python, model, port = HOME / "venv" / "bin" / "python", HOME / "smollm2", port or free_port()
     assert python.exists(), "scripts/vllm has not been run"
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", ALIAS]
     command += ["--host", "127.0.0.1", "--port", str(port), *_OPTIONS]
-    command += ["--max-model-len", str(CONTEXT_TOKENS), "--block-size", str(BLOCK_TOKENS)]
+    command += ["--max-model-len", str(CONTEXT_TOKENS), "--block-size", str(BLOCK_TOKENS), *options]
     log = HOME / "server.log"
     with log.open("wb") as out:
         child = subprocess.Popen(

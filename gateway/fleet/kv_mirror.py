@@ -1,0 +1,197 @@
+"""What one engine holds, from what it tells: in order, without a hole, from its beginning; or why that is not known.
+
+Invariant: it is `complete` only while every event since the engine's start, or since it last said that it holds nothing, was
+applied in its order. Batches are numbered from 0; a number that goes back, with another content, is another process.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.routing.blocks import Blocks, KeyChanges
+from gateway.wire.kv import BadEvents, Cleared, KvBatch, KvEvent, KvReader, Removed, Stored
+
+Reason = Literal[
+    "",
+    "starting",
+    "unreachable",
+    "refused",
+    "history",
+    "gap",
+    "replay",
+    "unreadable",
+    "rank",
+    "unfit",
+    "overfull",
+    "behind",
+    "socket",
+    "parity",
+]
+"""Why what an engine tells is not followed. `starting`: it has told nothing yet. `unreachable`: it cannot serve. `refused`: it
+has no such route, or answers with an error. `history`: it no longer has what it told first.
+`gap`: what was missed cannot be asked for. `replay`: it was asked for, and did not come. `unreadable`: what came is no event.
+`rank`: it is another data-parallel rank's. `unfit`, `overfull`: see gateway.routing.blocks. `behind`: the gateway is too slow.
+`socket`: the endpoint cannot be used. `parity`: of prompts that it answered it told nothing, or reported nothing of what it had
+told."""
+
+Verdict = Literal["next", "known", "gap", "anew"]
+
+_RECENT = 4096
+_PIECE = 4096  # keys that are handed over at once
+_MOST_PENDING = 1024  # events; what more of them change is told with all that is held
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the loop is told. `reason`: None where that stays; empty: it is followed from now on, `life` numbers since which start
+    of the engine, and `changes` have all that it holds."""
+
+    reason: Reason | None = None
+    life: int = 0
+    changes: KeyChanges = field(default_factory=KeyChanges)
+    block_tokens: int = 0
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    gaps: int = 0
+
+
+class Mirror:
+    """Of one engine, of the rank that is a member's own."""
+
+    def __init__(self, reader: KvReader, blocks: Blocks, rank: int | None) -> None:
+        self.reader = reader
+        self._blocks = blocks
+        self._rank = rank or 0
+        self._recent: OrderedDict[int, int] = OrderedDict()
+        self._pending: list[KvEvent] = []
+        self._kinds: Counter[str] = Counter()
+        self._gaps = 0
+        self._reason: Reason = "starting"
+        self._life = 0
+        self._said: tuple[Reason, int] = ("starting", 0)
+        self._block_tokens = 0
+        self.expected: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether what it holds is known."""
+        return not self._reason
+
+    @property
+    def reason(self) -> Reason:
+        """Why it is not; empty where it is."""
+        return self._reason
+
+    def verdict(self, number: int, payload: bytes) -> Verdict:
+        """What a batch is, by its number: the next one, one that was had, one after others, or one of another process."""
+        if number == (self.expected or 0):
+            return "next"
+        if self.expected is None or number > self.expected:
+            return "gap"
+        return "known" if self._recent.get(number) == hash(payload) else "anew"
+
+    def begin(self) -> None:
+        """The engine's first batch is to come: whatever was known is of another process."""
+        self._whole()
+        self.expected = 0
+        self._recent.clear()
+
+    def fail(self, reason: Reason) -> None:
+        """What it holds is no longer known."""
+        self._reason = reason
+        self._pending.clear()
+        self._blocks.clear()
+
+    def count_gap(self) -> None:
+        """Something was missed."""
+        self._gaps += 1
+
+    def skip_to(self, number: int) -> None:
+        """The batches before this one are lost."""
+        self.expected = number
+
+    def take(self, number: int, payload: bytes) -> None:
+        """Applies the next batch."""
+        self.expected = number + 1
+        self._recent[number] = hash(payload)
+        if len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+        try:
+            for batch in self.reader.batches(payload):
+                self.read(batch)
+        except BadEvents:
+            self._kinds["unreadable"] += 1
+            self.fail("unreadable")
+
+    def read(self, batch: KvBatch) -> None:
+        """Applies events that are known to be the next."""
+        events = batch.events
+        self._count(batch)
+        if batch.rank not in (None, self._rank):
+            self.fail("rank")
+            return
+        if self._reason:
+            ends = [index for index, each in enumerate(events) if isinstance(each, Cleared)]
+            if not ends:
+                return
+            self._whole()
+            events = events[ends[-1] :]
+        self._pending += events
+        if len(self._pending) > _MOST_PENDING:
+            self.again()
+            self._blocks.apply(self._pending)
+            self._pending.clear()
+
+    def news(self) -> list[News]:
+        """What is new since this was last asked, for the loop; first of all whether it is followed."""
+        changes = self._blocks.apply(self._pending)
+        self._pending.clear()
+        if not self._reason and self._blocks.problem is not None:
+            self.fail(self._blocks.problem)
+        kinds, gaps, self._kinds, self._gaps = dict(self._kinds), self._gaps, Counter(), 0
+        state = (self._reason, self._life)
+        if state != self._said:
+            self._said = state
+            if not self._reason:
+                return [*self._all(kinds, gaps)]
+            return [News(self._reason, self._life, kinds=kinds, gaps=gaps)]
+        if not self._reason and changes != KeyChanges():
+            return [News(None, self._life, changes, kinds=kinds, gaps=gaps)]
+        return [News(None, self._life, kinds=kinds, gaps=gaps)] if kinds or gaps else []
+
+    def again(self) -> None:
+        """The loop missed news: it is told all of it anew."""
+        self._said = ("behind", -1)
+
+    def _all(self, kinds: Mapping[str, int], gaps: int) -> Iterable[News]:
+        """All that it holds, in pieces that do not hold the loop up."""
+        piece: list[tuple[int, ...]] = []
+        size, reason = 0, self._reason
+        first: Reason | None = reason
+        for chain in self._blocks.chains():
+            piece.append(chain)
+            size += len(chain)
+            if size >= _PIECE:
+                yield News(first, self._life, KeyChanges(tuple(piece)), self._block_tokens, kinds, gaps)
+                piece, size, first, kinds, gaps = [], 0, None, {}, 0
+        if piece or first is not None:
+            yield News(first, self._life, KeyChanges(tuple(piece)), self._block_tokens, kinds, gaps)
+
+    def _whole(self) -> None:
+        self._reason = ""
+        self._life += 1
+        self._pending.clear()
+        self._blocks.clear()
+
+    def _count(self, batch: KvBatch) -> None:
+        for each in batch.events:
+            match each:
+                case Stored():
+                    self._kinds["stored"] += 1
+                    self._block_tokens = max(self._block_tokens, each.block_tokens)
+                case Removed():
+                    self._kinds["removed"] += 1
+                case Cleared():
+                    self._kinds["cleared"] += 1
+        if batch.unknown:
+            self._kinds["unknown"] += batch.unknown
