@@ -23,7 +23,7 @@ from gateway.fleet.probe import ProbeTimes
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-CHUNK_TOKENS = 2  # one to four percent of these prompts; 128 are as much of some thousands
+CHUNK_TOKENS = 1  # what llama.cpp itself tells prompts apart by; 128 are as little of some thousands
 WRONG_AT_MOST = 3
 
 
@@ -46,15 +46,14 @@ async def gateway(engines: Mapping[str, str]) -> AsyncIterator[tuple[Served, Wat
 
 
 async def test_what_is_believed_cached_is_what_the_engines_report(pair: Mapping[str, str]) -> None:
-    """Eight conversations, three at a time, half of them with one system prompt. "Within 5 %" is of the prompt: what is believed
-    is known by chunks, and of a first request all is small. That of what was reported is printed."""
+    """Eight conversations, three at a time, half of them with one system prompt: within 5 % of what is reported."""
     async with gateway(pair) as (served, watch):
         turns = await rounds(talks(8, seed=1), 5, served.client, watch)
     near, strictly = sum(turn.near for turn in turns), sum(turn.strictly_near for turn in turns)
     print(f"\n{table(turns)}\n{near} of {len(turns)} within 5 % of the prompt, {strictly} within 5 % of what was reported")
     assert {turn.engine for turn in turns} == {"a", "b"}
     assert sum(turn.reported > turn.prompt_tokens / 2 for turn in turns) >= len(turns) / 2, "hardly anything was cached"
-    assert near >= 0.95 * len(turns), table(turns)
+    assert strictly >= 0.95 * len(turns), table(turns)
 
 
 async def test_a_conversation_stays_moves_when_its_engine_is_saturated_and_may_stay_there(pair: Mapping[str, str]) -> None:
