@@ -275,7 +275,7 @@ class EngineMap:
             first = 0
             while first < low:
                 middle = (first + low) // 2
-                if self._used[keys[middle]] == stamp:
+                if self._used.get(keys[middle]) == stamp:
                     low = middle
                 else:
                     first = middle + 1

@@ -226,3 +226,14 @@ class Closed(RuleBasedStateMachine):
 
 
 TestClosed = Closed.TestCase
+
+
+def test_an_engine_may_tell_that_a_key_is_gone_before_those_that_go_on_from_it() -> None:
+    held = EngineMap(1 << 20)
+    held.tells(1)
+    held.stored((1, 2, 3, 4), 1.0)
+    held.removed((2,))
+    for number in range(1, 3000):  # until the queue is made short
+        held.touch((10,), 5.0 + number)
+    held.removed((3, 4))
+    assert held.match((1, 2, 3, 4)) == 1
