@@ -317,11 +317,13 @@ async def test_where_an_engine_tells_it_may_change_and_end_while_the_gateway_run
             async with serving(settings, discovery=DiscoveryRules(poll_s=0.05)) as served:
                 await is_told(served, "a", "live")
                 engines["b"].works_on(await ids_of(served, "elsewhere"))
-                names({**own, "kv_events": other["kv_events"]})  # the same engine: requests go on
-                await heard(served, "a", "stored", 1)
-                attempt = await asked(served, "elsewhere")
-                assert attempt["forecast"]["cached_tokens"] // CHUNK > 5
+                with capture_logs() as logs:
+                    names({**own, "kv_events": other["kv_events"]})
+                    await heard(served, "a", "stored", 1)
+                    attempt = await asked(served, "elsewhere")
                 assert attempt["engine"] == "a"
+                assert attempt["forecast"]["cached_tokens"] // CHUNK > 5
+                assert not [each for each in logs if each["event"] == REFUSED], "it was out meanwhile"
                 names({key: value for key, value in own.items() if key != "kv_events"})
                 await is_told(served, "a", "off")
                 assert not kv_series(await served.metrics(), "a")
