@@ -55,6 +55,8 @@ def test_what_else_decides_is_the_root() -> None:
         ([b"12345678", b"x"], [b"12345678", b"y"], 2),  # eight bytes are two chunks of four
         ([b"", b"x"], [b"x"], 0),
         ([b"", b"x"], [b"", b"x"], 2),
+        ([b"12345678ab"], [b"12345678cdef"], 2),  # one document, and a question of another length
+        ([b"1234"], [b"12345678"], 0),
     ],
 )
 def test_text_is_cut_at_the_ends_of_messages(one: list[bytes], other: list[bytes], same: int) -> None:
