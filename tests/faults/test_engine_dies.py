@@ -50,7 +50,7 @@ class Ended:
 async def ask(client: httpx.AsyncClient, model: str, *, stream: bool, tokens: int, number: int = 0) -> Ended:
     """One request to its end, whichever that is."""
     message = {"role": "user", "content": f"Count slowly from {number} to one hundred, in words."}
-    body = {"model": model, "messages": [message], "stream": stream, "max_tokens": tokens, "temperature": 0}
+    body = {"model": model, "messages": [message], "stream": stream, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         retry_after = response.headers.get("retry-after")
         if response.status_code != 200 or not stream:
