@@ -95,8 +95,7 @@ class Admission:
             self._check(entrant.place)
         elif len(self._queue) >= self._rules.requests:  # it pushes nobody out, as it could go
             return None
-        await self._wait(entrant, decision, on_wait)
-        return None
+        return await self._wait(entrant, decision, on_wait)
 
     async def room(self, model: str, where: Where, within_s: float, *, first: bool) -> Decision:
         """Where an attempt of a request that was let in goes, and begins in that step: at once, or when an engine has room, or
@@ -172,7 +171,7 @@ class Admission:
 
     # Who waits
 
-    async def _wait(self, entrant: Entrant, decision: Decision | None, on_wait: Callable[[float], None]) -> None:
+    async def _wait(self, entrant: Entrant, decision: Decision | None, on_wait: Callable[[float], None]) -> Decision | None:
         loop = asyncio.get_running_loop()
         began_s, model = loop.time(), entrant.place.model
         held = decision is not None and decision.hold
@@ -188,6 +187,7 @@ class Admission:
         finally:
             self._leave(waiter)
             on_wait(loop.time() - began_s)
+        return waiter.given if any(member.id == waiter.engine for member in self._awake(model)) else None
 
     def _enter(self, waiter: Waiter, decision: Decision | None) -> None:
         place = waiter.entrant.place
@@ -270,7 +270,7 @@ class Admission:
         decision = one.where(self.view(model))
         if (first and decision.engine is not None) or (decision.engine is None and not _comes(decision, first)):
             lane.remove(one)
-            self._give(one, decision.engine)
+            self._give(one, decision)
 
     def _let_in(self, model: str, line: Line) -> None:
         """Gives room to those of the queue and the further answers, in turn, while there is any."""
@@ -279,10 +279,10 @@ class Admission:
         most = max(1, min(_MISSES, _BIDS // max(1, len(view.engines))))
         while True:
             if line.answers and (line.others is False or not self._queue.count(model)):
-                if (engine := line.answers[0].where(view).engine) is None:
+                if (decision := line.answers[0].where(view)).engine is None:
                     return
                 line.others = True
-                self._give(line.answers.popleft(), engine)
+                self._give(line.answers.popleft(), decision)
                 view = self.view(model)
                 continue
             if misses == most or (waiter := next(queue, None)) is None:
@@ -302,15 +302,15 @@ class Admission:
                 continue
             line.others = False
             self._queue.let_in(waiter, _now_s())
-            self._give(waiter, decision.engine)
+            self._give(waiter, decision)
             view = self.view(model)
 
-    def _give(self, one: Turn, engine: str | None) -> None:
+    def _give(self, one: Turn, decision: Decision) -> None:
         if one.told.done():
             return
-        if engine is not None:
-            self._kept[engine] += 1
-            one.engine = engine
+        if decision.engine is not None:
+            self._kept[decision.engine] += 1
+            one.given = decision
         one.told.set_result(None)
 
     def _give_back(self, model: str, engine: str | None) -> None:

@@ -27,10 +27,15 @@ class Entrant:
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """It is told when its turn has come. `engine` is where room is kept for it then."""
+    """It is told when its turn has come. `given` is what was decided then: room is kept for it on that engine."""
 
     told: "asyncio.Future[None]"
-    engine: str | None = field(default=None, init=False)
+    given: Decision | None = field(default=None, init=False)
+
+    @property
+    def engine(self) -> str | None:
+        """Where room is kept."""
+        return self.given.engine if self.given is not None else None
 
 
 @dataclass(eq=False, slots=True)
