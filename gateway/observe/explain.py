@@ -65,6 +65,7 @@ class Expected:
     eviction_s: float
     standing_s: float
     kappa: float
+    shared_s: float
 
 
 @dataclass(slots=True)

@@ -1,9 +1,11 @@
 """What a request costs on one engine, in seconds: where it gets its first token soonest, the delay it puts on others counted in.
 
-    cost = wait + memory + kappa x prefill + eviction + standing
+    cost = wait + memory + kappa x prefill - shared + eviction + standing
 
-No modes, no thresholds. A hot prefix is copied by itself, once the wait at its holder is longer than kappa times the prefill
-that a copy costs; a conversation moves when the wait is worth making its prompt anew.
+No modes, no thresholds. A hot prefix is copied by itself, once the wait at its holder is longer than the prefill that a copy
+costs, of which each that runs with that prefix now bears its part: it will serve those that come after too. That holds for the
+part of the time, 1 / kappa, in which the engine would have been idle; else the copy keeps others waiting, whoever it is for. A
+conversation moves when the wait is worth making its prompt anew.
 """
 
 from typing import NamedTuple
@@ -32,7 +34,8 @@ class Load(NamedTuple):
 
 class Need(NamedTuple):
     """What a request would want of this engine: its units, those that are there, those of them that running requests pin; those
-    of its answer; the prefill of the rest, and of one unit."""
+    of its answer; the prefill of the rest, and of one unit. `lent`: the share of that prefill that is for others
+    (gateway.routing.sharing)."""
 
     units: int
     matched: int
@@ -40,6 +43,7 @@ class Need(NamedTuple):
     answer_units: int
     prefill_s: float
     unit_s: float
+    lent: float = 0.0
 
 
 def kappa(work_s: float, engines: int, most: float) -> float:
@@ -79,4 +83,5 @@ def standing_s(load: Load, need: Need) -> float:
 def terms(load: Load, need: Need, kappa: float) -> Terms:
     """The whole cost of a request on an engine."""
     room_s = max(memory_s(load, need), slot_s(load))
-    return Terms(load.wait_s, room_s, need.prefill_s, eviction_s(load, need), standing_s(load, need), kappa)
+    shared_s = need.prefill_s * need.lent / kappa
+    return Terms(load.wait_s, room_s, need.prefill_s, eviction_s(load, need), standing_s(load, need), kappa, shared_s)

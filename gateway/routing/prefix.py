@@ -6,7 +6,7 @@ count that were not used again since. That takes two thirds of the memory of an 
 """
 
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import inf, nextafter
 
 _BATCH = 64  # keys that leave one engine before the oldest is looked for again
@@ -93,6 +93,11 @@ class EngineMap:
     def match_pinned(self, keys: Sequence[int], most: int) -> int:
         """How many of the first `most` keys running requests hold."""
         return shared(keys, self._pins, most)
+
+    @property
+    def pins(self) -> Mapping[int, int]:
+        """How many running requests hold each key that any does."""
+        return self._pins
 
     def last_use(self, key: int) -> float:
         """When it was last used; -infinity: never."""

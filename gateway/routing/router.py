@@ -16,6 +16,7 @@ from gateway.routing.policy import Field, Why, eligible
 from gateway.routing.prefill import PrefillModel, Work, work
 from gateway.routing.prefix import EngineMap, PrefixIndex
 from gateway.routing.reuse import ReuseGaps
+from gateway.routing.sharing import lent_units, shared_levels
 from gateway.routing.slots import Slots
 from gateway.routing.view import Belief, EngineView, FleetView, Forecast, Terms
 
@@ -266,9 +267,10 @@ class Router:
         """What it would find on each. The loop is most of a decision's time in a large fleet."""
         keys, tokens, unit_tokens = query.keys, query.tokens, query.unit_tokens or self._tuning.chunk_tokens
         units, unit_s, answer_units = len(keys), self._speed.token_s * unit_tokens, self._units(self._ledger.answer_tokens)
+        fleet = [(engine, self._map(engine.id), self._ledger.account(engine.id)) for engine in engines]
+        levels = shared_levels(keys, [held.pins for _, held, _ in fleet]) if len(fleet) > 1 else ()
         bids = []
-        for engine in engines:
-            held, account = self._map(engine.id), self._ledger.account(engine.id)
+        for engine, held, account in fleet:
             matched, capacity = held.match(keys), held.capacity
             if matched and (slots := self._slots.get(engine.id)) is not None:
                 matched = min(matched, slots.finds(keys))
@@ -278,7 +280,9 @@ class Router:
             crowded = matched and taken + units + answer_units > capacity
             pinned = held.match_pinned(keys, matched) if crowded else 0
             tail_chance = self._reuse.chance_after(now_s - held.oldest) if units - matched > free else 0.0
-            need = Need(units, matched, pinned, answer_units, self._speed.seconds(engine.id, todo), unit_s)
+            lent = lent_units(levels, matched) * unit_tokens / (tokens - cached_tokens) if levels else 0.0
+            prefill_s = self._speed.seconds(engine.id, todo)
+            need = Need(units, matched, pinned, answer_units, prefill_s, unit_s, min(lent, 1.0))
             load = Load(
                 account.wait_s(now_s),
                 account.work_s(now_s),

@@ -65,11 +65,13 @@ class Terms(NamedTuple):
     eviction_s: float = 0.0
     standing_s: float = 0.0
     kappa: float = 1.0
+    shared_s: float = 0.0  # taken away
 
     @property
     def total_s(self) -> float:
         """The cost."""
-        return self.wait_s + self.memory_s + self.kappa * self.prefill_s + self.eviction_s + self.standing_s
+        own_s = self.kappa * self.prefill_s - self.shared_s
+        return self.wait_s + self.memory_s + own_s + self.eviction_s + self.standing_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def shared_prompt(load: float, requests: int) -> Trace:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("load", "requests"), [(0.5, 10_000), (0.8, 3000)])
+@pytest.mark.parametrize(("load", "requests"), [(0.3, 3000), (0.5, 10_000), (0.8, 3000)])
 def test_a_shared_system_prompt_does_not_gather_requests_on_one_engine(load: float, requests: int) -> None:
     outcome = simulate(shared_prompt(load, requests), ENGINES, POLICIES["cost"], EngineModel())
     sent = Counter(job.engine for job in outcome.jobs)

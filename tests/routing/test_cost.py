@@ -61,6 +61,11 @@ def test_the_cost_is_the_sum() -> None:
     assert found.total_s == pytest.approx(3.0 + 10.0 * 2 * 7 / 95 + 2.0 + 1.0 + 0.1)
 
 
+@pytest.mark.parametrize(("busy", "own_s"), [(1.0, 0.25), (2.0, 2.0 - 0.75 / 2), (12.0, 12.0 - 0.75 / 12)])
+def test_what_is_made_for_others_too_is_not_all_charged_to_one_while_engines_would_rest(busy: float, own_s: float) -> None:
+    assert terms(LOAD, NEED._replace(lent=0.75), busy).total_s == pytest.approx(own_s)
+
+
 @given(st.lists(st.floats(0, 1e6), max_size=50), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_the_older_the_less_likely(gaps: list[float], one: float, other: float) -> None:
     reuse = ReuseGaps()

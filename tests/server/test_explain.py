@@ -211,6 +211,7 @@ def test_what_was_expected_of_an_attempt_stands_beside_what_came() -> None:
         "eviction_s": 0.125,
         "standing_s": 0.0625,
         "kappa": 2.0,
+        "shared_s": 0.0,
     }
     assert [(each.id, each.cost_s) for each in attempt.considered] == [
         ("e", 1.25),
