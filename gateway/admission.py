@@ -5,7 +5,7 @@ A request passes at once while an engine of its model can take it and nobody wai
 have found that no engine can serve, it is refused; so is one that would wait longer than it may, as things go.
 
 One for which there is room may be held too, as its engine has so much to do that another may be the better place by the time that
-it gets to it. That is a matter of speed alone: it never costs a request its answer, and nobody waits behind it.
+it gets to it. That is a matter of speed alone, and nobody waits behind it. It is refused only where others have the room by then.
 
 What a request that was let in does next waits for room too, and goes before those in the queue: an attempt that follows another,
 first come first served; its further answers, in turn with the queue, one each.

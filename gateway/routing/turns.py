@@ -26,7 +26,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-AGEING = 0.2  # seconds of work that a second of waiting makes up for
+AGEING = 0.3  # seconds of work that a second of waiting makes up for
 LEAST_WORK_S = 0.02  # an engine's step: a request whose prompt is all cached takes its part too
 MOST_ASKED = 64  # tenants whose work is looked at one by one for a prediction
 MOST_GONE = 1024  # tenants that are remembered when they wait no more

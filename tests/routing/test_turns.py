@@ -375,10 +375,10 @@ def test_nothing_grows_with_names_that_come_once(in_turn: bool) -> None:
 def test_the_smallest_goes_first_until_another_has_waited_for_it() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.push("large", place("a"), work_s=10.0, now_s=100.0)
-    queue.push("small", place("a"), work_s=1.0, now_s=144.9)
-    queue.push("late", place("a"), work_s=1.0, now_s=145.1)
+    queue.push("small", place("a"), work_s=1.0, now_s=129.9)
+    queue.push("late", place("a"), work_s=1.0, now_s=130.1)
     assert list(queue.order("m")) == ["small", "large", "late"]
-    queue.push("none", place("a"), work_s=0.0, now_s=149.0)
+    queue.push("none", place("a"), work_s=0.0, now_s=133.0)
     assert queue.first("m") == "none"
 
 
@@ -387,11 +387,11 @@ def test_work_that_is_predicted_anew_keeps_its_age() -> None:
     queue.push("old", place("a"), work_s=10.0, now_s=100.0)
     queue.push("new", place("a"), work_s=1.0, now_s=110.0)
     assert queue.first("m") == "new"
-    queue.rework("old", 2.9)
+    queue.rework("old", 3.9)
     assert queue.first("m") == "old"
-    queue.rework("old", 3.1)
+    queue.rework("old", 4.1)
     assert queue.first("m") == "new"
-    assert queue.ahead_s("m", place("a")) == pytest.approx(4.1)
+    assert queue.ahead_s("m", place("a")) == pytest.approx(5.1)
 
 
 def test_of_two_alike_the_one_that_came_first_goes_first() -> None:
