@@ -48,7 +48,6 @@ class Otlp:
     def close(self) -> None:
         """Ends the connection, and a `send` that runs."""
         self._exporter.shutdown()
-        self._heard.close()
 
     def _readable(self, span: Span) -> ReadableSpan:
         trace_id, state, flags = int(span.trace_id, 16), TraceState.from_header([span.state]), TraceFlags(TraceFlags.SAMPLED)
@@ -82,22 +81,16 @@ def _exporter(endpoint: str) -> SpanExporter:
 
 
 class _Heard(logging.Handler):
-    """The last thing that the packages logged, which would else have a line for each batch that fails."""
+    """The last thing that the packages logged, which would else have a line for each batch that fails. It stays: a `send` that
+    was cut may say so later."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.last = ""
-        self._logger = logging.getLogger("opentelemetry")
-        self._before = self._logger.propagate
-        self._logger.propagate = False
-        self._logger.addHandler(self)
+        logger = logging.getLogger("opentelemetry")
+        logger.propagate = False
+        logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keeps it."""
         self.last = record.getMessage()[:_WHY_CHARS]
-
-    def close(self) -> None:
-        """The packages log as before."""
-        self._logger.removeHandler(self)
-        self._logger.propagate = self._before
-        super().close()

@@ -19,7 +19,7 @@ from gateway.observe.spans import Span
 _log = structlog.get_logger("interlock.tracing")
 
 ROOM = 8192
-BATCH = 512
+BATCH = 128  # encoded in some 5 ms, in which the loop gets the interpreter no sooner
 EVERY_S = 1.0
 CLOSE_S = 1.5  # for what is left at the end, then as much again at the most for the connection
 _CUT_S = 0.4
