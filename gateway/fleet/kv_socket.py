@@ -242,7 +242,7 @@ class Subscription:
             poller.register(self._stopped.fileno(), zmq.POLLIN)
             while True:
                 ready = dict(poller.poll(_REPLAY_MS))
-                if asking not in ready:
+                if asking not in ready or self._stopped.fileno() in ready:  # one that sends for ever is left too
                     raise ReplayFailed
                 frames = asking.recv_multipart()
                 if len(frames) < 2 or frames[-2] == _END:

@@ -37,14 +37,15 @@ def token_chain(ids: Sequence[int] | bytes, chunk_tokens: int, root: int = 0) ->
 
 def text_chain(parts: Iterable[bytes], chunk_bytes: int, root: int = 0) -> tuple[int, ...]:
     """One key a chunk of text: for engines that make the prompt themselves. Cut every `chunk_bytes`, and at the end of each
-    part (the tools, a message), so that a conversation keeps its keys when a message is added."""
+    part (the tools, a message), so that a conversation keeps its keys when a message is added, and two long messages share those
+    of the chunks with which both begin."""
     keys: list[int] = []
     before = root
     for part in parts:
-        before ^= len(part)  # so that a part and its two halves are not the same
         for at in range(0, max(len(part), 1), chunk_bytes):
             chunk = part[at : at + chunk_bytes]
-            keys += _continued(before, chunk, 0, len(chunk)) if chunk else [root_key(str(before))]
+            ends = b"\1" if at + chunk_bytes >= len(part) else b"\0"  # so that a part and its two halves are not the same
+            keys += _continued(before, ends + chunk, 0, 1 + len(chunk))
             before = keys[-1]
     return tuple(keys)
 

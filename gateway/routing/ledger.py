@@ -14,6 +14,7 @@ from gateway.routing.prefill import Work
 _WINDOW_S = 60.0
 _LEAST_UNITS = 8
 _SHRINK, _GROW = 0.95, 1.10
+_FULL_SHARE = 0.5  # of the capacity that must be in use before more than was believed says that it is larger
 _LEAST_SHARE, _MOST_SHARE = 0.2, 64.0  # of what it says; the most is for tiers that it does not count
 _WRONG_UNITS, _WRONG_IN_A_ROW = 8, 2
 _ANSWER_TOKENS, _HOLD_S = 256.0, 20.0  # until they are seen
@@ -144,7 +145,7 @@ class Account:
         tolerated = max(2, charge.matched // 16)
         if had + tolerated < charge.matched:
             self._capacity = max(self._capacity * _SHRINK, self._told_units * _LEAST_SHARE)
-        elif had > charge.matched + tolerated:
+        elif had > charge.matched + tolerated and held_units >= self._capacity * _FULL_SHARE:  # else others sent it
             self._capacity = min(self._capacity * _GROW, self._told_units * _MOST_SHARE)
         if charge.matched < _WRONG_UNITS or not charge.proved:
             return None

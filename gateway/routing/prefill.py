@@ -2,8 +2,9 @@
 
 Seconds = p x new + q x new x (context + new / 2) + step x chunks, `new` being the tokens that are not cached. The three are
 fitted by least squares that forgets, held a little to where it started; none can be negative. It starts from a large model on a
-fast machine, times the median of how many times slower the first prompts were: one that hung, as a first one may, counts as one.
-Engines of one model share the fit; each has a factor of its own, believed as far as it was measured.
+fast machine, or from that times the median of how many times slower the first prompts were, where they were many times: one that
+hung, as a first one may, counts as one. Engines of one model share the fit; each has a factor of its own, believed as far as it
+was measured.
 """
 
 from math import ceil, sqrt
@@ -13,7 +14,7 @@ _CHUNK_TOKENS = 8192
 _DECAY = 0.995
 _SWEEPS = 3
 _BELIEF = 0.01  # weight of the prior: soon outweighed
-_FIRST = 6  # prompts, of which only the median counts
+_FIRST, _FAR = 6, 3.0  # prompts whose median tells whether an engine is so many times slower or quicker than the prior
 _LEAST_S = 1e-6  # a first token in less tells nothing
 _PRIOR_WORK_S = 10.0  # seconds of work before its speed is half believed
 _SHAPE = 4.0  # no cause is believed to cost so many times more or less than the others do, against the prior
@@ -34,14 +35,11 @@ class PrefillModel:
     """Predicts seconds of prefill for the engines of one model, and learns from each first token."""
 
     def __init__(self) -> None:
-        self._fit = [1.0, 1.0, 1.0]
-        self._took_s = self._expected_s = _PRIOR_WORK_S
-        self._normal = [[0.0] * 3 for _ in range(3)]
-        self._target = [0.0] * 3
         self._first: list[tuple[str, Work, float]] | None = []
         self._open: dict[str, tuple[Work, float]] = {}  # what an engine has done since it was idle, and how long that took
         self._seen: dict[str, tuple[float, Work]] = {}  # the seconds seen of each engine, and the work they were for
         self._known: dict[str, float] = {}  # its factor
+        self._begin(1.0)
 
     def seconds(self, engine: str, done: Work) -> float:
         """How long this takes on an engine that does nothing else."""
@@ -87,17 +85,28 @@ class PrefillModel:
         return fit[0] * done[0] + fit[1] * done[1] + fit[2] * done[2]
 
     def _learn(self, engine: str, done: Work, took_s: float) -> None:
+        self._add(engine, done, took_s)
         if self._first is None:
-            self._add(engine, done, took_s)
             return
         self._first.append((engine, done, took_s))
         scale = _median([1.0, *(seconds / sum(each) for _, each, seconds in self._first if seconds > _LEAST_S)])
-        self._fit = [scale] * 3
-        self._took_s = _PRIOR_WORK_S * scale
-        if len(self._first) == _FIRST:
-            first, self._first = self._first, None
-            for each in first:
+        start = 1.0 if 1 / _FAR < scale < _FAR else scale
+        if start != 1.0 or self._start != 1.0:
+            self._begin(start)
+            for each in self._first:
                 self._add(*each)
+        if len(self._first) == _FIRST:
+            self._first = None
+
+    def _begin(self, scale: float) -> None:
+        """With engines that are so many times slower than the prior, of which nothing was seen."""
+        self._start = scale
+        self._fit = [scale] * 3
+        self._took_s, self._expected_s = _PRIOR_WORK_S * scale, _PRIOR_WORK_S
+        self._normal = [[0.0] * 3 for _ in range(3)]
+        self._target = [0.0] * 3
+        self._seen.clear()
+        self._known.clear()
 
     def _add(self, engine: str, done: Work, took_s: float) -> None:
         predicted_s = self._shared(done)

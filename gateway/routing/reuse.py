@@ -1,7 +1,7 @@
 """How likely something is asked for again, by how long ago it was used: learned from the gaps between two uses of a prefix."""
 
 from itertools import accumulate
-from math import frexp, inf
+from math import frexp, isinf
 
 _BINS = 24  # doubling, from 1/16 s on
 _DECAY = 0.9995
@@ -21,8 +21,8 @@ class ReuseGaps:
         self._later = self._shares()
 
     def chance_after(self, age_s: float) -> float:
-        """Of what was used again at all, the share that was after so long or longer."""
-        return 0.0 if age_s == inf else self._later[_bin(age_s)]
+        """Of what was used again at all, the share that was after so long or longer; 0 where none was used."""
+        return 0.0 if isinf(age_s) else self._later[_bin(age_s)]
 
     def _shares(self) -> list[float]:
         """Of each bin, the share of what is in it and in later ones."""

@@ -4,22 +4,27 @@ import asyncio
 import contextlib
 import json
 import random
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from prometheus_client.core import Metric
 from structlog.testing import capture_logs
 from support.kv_publisher import CLEARED, Publisher, removed, stored
 from support.scripted_engine import KEEP, RESET, ScriptedEngine, Seen
 from yarl import URL
 
+from engines.kv_events import ZmqEvents
 from engines.registry import make
 from gateway.fleet import kv_socket
 from gateway.fleet.kv_events import KvEvents
 from gateway.fleet.kv_mirror import Mirror, News
+from gateway.fleet.kv_socket import Subscription
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.registry import Member, Registry
 from gateway.routing.blocks import Blocks
@@ -291,6 +296,51 @@ async def test_an_engine_that_no_longer_has_what_it_told_first_is_not_followed_u
             publisher.publish(stored(IDS), CLEARED, stored(IDS[:24]))
             await followed.live()
             await followed.holds(IDS, 3)
+
+
+def test_a_replay_without_an_end_is_left_when_it_is_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = threading.Event()
+
+    def batches(*_: object) -> tuple[()]:
+        read.set()
+        time.sleep(0.02)  # longer than the next takes to come
+        return ()
+
+    monkeypatch.setattr(ZmqEvents, "batches", batches)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as engine:
+        port, ended = engine.bind_to_random_port("tcp://127.0.0.1"), threading.Event()
+
+        def floods() -> None:
+            name = engine.recv_multipart()[0]
+            for number in range(1 << 20):
+                if ended.is_set():
+                    return
+                engine.send_multipart((name, b"", number.to_bytes(8, "big"), b""))
+                if number % 200 == 199:
+                    time.sleep(0.05)
+
+        flood = threading.Thread(target=floods)
+        flood.start()
+        follow = Subscription(
+            context,
+            Mirror(ZmqEvents(), Blocks(0, 128), None),
+            "tcp://127.0.0.1:9",
+            f"tcp://127.0.0.1:{port}",
+            topic="",
+            bind=False,
+            say=lambda _: True,
+            idle=lambda: True,
+        )
+        follow.start()
+        try:
+            assert read.wait(20)
+            time.sleep(0.3)  # some hundreds wait
+            follow.stop()
+            assert follow.join(10), "it reads on"
+        finally:
+            ended.set()
+            flood.join()
+            follow.join(60)
 
 
 async def test_a_replay_that_does_not_come_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ def test_the_older_the_less_likely(gaps: list[float], one: float, other: float) 
     assert 0.0 < reuse.chance_after(late) <= reuse.chance_after(early) <= 1.0
     assert reuse.chance_after(0.0) == pytest.approx(1.0)
     assert reuse.chance_after(float("inf")) == 0.0
+    assert reuse.chance_after(5.0 - float("inf")) == 0.0, "as a router asks where nothing can leave"
 
 
 def test_gaps_are_learned_and_forgotten() -> None:

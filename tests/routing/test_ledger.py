@@ -69,8 +69,16 @@ def test_it_is_closed_once() -> None:
 )
 def test_capacity_follows_what_the_engine_had(matched: int, reported: int, capacity: int) -> None:
     account = Account(1000)
-    account.compare(charge(matched=matched), reported, 0)
+    account.compare(charge(matched=matched), reported, 1000)
     assert account.capacity_units == capacity
+
+
+def test_more_than_was_believed_of_an_engine_that_is_not_full_says_nothing_of_its_memory() -> None:
+    """A gateway that has just started finds caches that it did not fill."""
+    account = Account(1000)
+    for held in range(0, 500, 50):
+        account.compare(charge(matched=0), 3000, held)
+    assert account.capacity_units == 1000
 
 
 def test_nothing_said_is_unknown_until_something_was_said() -> None:
@@ -136,7 +144,7 @@ def test_capacity_has_bounds_and_a_restart_takes_it_back() -> None:
     account.tell_capacity(2000)
     assert account.capacity_units == 2000
     for _ in range(999):
-        account.compare(charge(), 10_000, 0)
+        account.compare(charge(), 10_000, account.capacity_units)
     assert account.capacity_units == 64 * 2000
     account.restarted()
     assert account.capacity_units == 2000
