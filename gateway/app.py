@@ -57,6 +57,7 @@ from gateway.upstream import Upstream
 from gateway.voice import FAULTS, Voice, voice_of
 from gateway.wiring import (
     Gate,
+    Traces,
     is_loopback,
     request_limits,
     retry_rules,
@@ -161,7 +162,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     settings, models = configured.settings, configured.models
     _warn_of(models, unchecked=configured.warn_unchecked)
     registry, troubles = Registry((), standing_rules(settings.failures)), Troubles()
-    dialect = OpenAIChat()
+    dialect, condition = OpenAIChat(), Condition(troubles.told)
     limits, clock = settings.limits, asyncio.get_running_loop().time
     gate = Gate(settings, registry, clock, configured.chance)
     health = Health(
@@ -169,15 +170,14 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     )
     upstream = Upstream(gate.lag.stood_s)
     caches = KvEvents(registry, upstream, gate.guides)
-    gauges = (gate.gauges, health, lambda: [troubles.metric()], caches.gauges)
+    traces, explain = Traces(settings.tracing, registry, clock), Explain(clock)
+    gauges = (gate.gauges, health, lambda: [troubles.metric()], caches.gauges, traces.metrics)
     metrics = _metrics(settings, models, registry, dialect.name, lambda: chain.from_iterable(each() for each in gauges))
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
     parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
-    explain = Explain(clock)
-    bus = Bus([registry.running.apply, gate.admission, metrics, explain, *logs])
-    condition = Condition(troubles.told)
-    async with gate.lag.ticking(), upstream, _rendering_apart(settings, models, environ) as models:
+    bus = Bus([registry.running.apply, gate.admission, metrics, explain, *traces.observers, *logs])
+    async with gate.lag.ticking(), traces.sending, upstream, _rendering_apart(settings, models, environ) as models:
         services = _services(settings, registry, upstream, bus, gate)
         server = settings.server
         options = ServeOptions(request_limits(limits), server.max_body_bytes, server.headers_grace_s, server.route_headers)
@@ -191,6 +191,7 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
             unix_time=time.time,
             new_id=new_id,
             is_open=lambda: condition.open,
+            trace=traces.begin,
         )
         scrapes = Scrapes(metrics.copied)
         shown = scrapes if is_loopback(settings.server.host) else None

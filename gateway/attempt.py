@@ -18,6 +18,7 @@ from gateway.fleet.visit import Visit
 from gateway.progress import Progress
 from gateway.routing.policy import Decision
 from gateway.timer import StageTimer
+from gateway.trace import Take
 from gateway.upstream import Exchange
 from gateway.wire.sse import SseError, SseEvent, SseReader
 
@@ -44,6 +45,7 @@ class Attempt:
         self._began_s = self._loop.time()
         self._heard_s = 0.0
         self._prefilling = True
+        self._parse: Take = progress.course.take
 
     @property
     def resumed(self) -> bool:
@@ -68,6 +70,7 @@ class Attempt:
         forecast = self.progress.route.forecast
         about = (ledger.request_id, number, member.id, member.model)
         emit(AttemptStarted(*about, began_s, why, considered, retry, forecast))
+        self._parse = ledger.trace.timed(number, self._parse)
         failure: str | None = "internal"
         try:
             failure = None if await self._serve() else SCHEMA_MISS
@@ -147,6 +150,8 @@ class Attempt:
         except BadRequest:
             self.progress.tries.unable.add(member.engine.kind)  # another kind may have what this one lacks
             raise
+        if told := self._job.ledger.trace.headers(self.number):
+            call = replace(call, headers={**call.headers, **told})
         timer.enter("headers")
         exchange = await services.upstream.open(
             member.url(call.path), call, api_key=member.api_key, connect_s=services.limits.connect_s
@@ -204,7 +209,7 @@ class Attempt:
 
     def _take(self, chunks: Sequence[Chunk], course: Course, timer: StageTimer) -> None:
         self._time(sum(chunk.tokens for chunk in chunks), timer, known=course.repeats)
-        if course.take(chunks) and self.progress.first_s is None:
+        if self._parse(chunks) and self.progress.first_s is None:
             self.progress.first_s = self._loop.time()
 
     def _missed(self, course: Course) -> bool:

@@ -9,7 +9,7 @@ monotonic clock; durations are seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.request import FailureKind, Usage
+from gateway.request import FailureKind, Sampling, Usage
 from gateway.routing.view import EngineView, Forecast
 
 Outcome = Literal["ok", "client_error", "rejected", "upstream_error", "timeout", "client_gone", "drained"]
@@ -125,7 +125,10 @@ class Finished:
 
     `inter_token_s` holds one pair for each gap between token-bearing chunks: seconds per token, and how many tokens came.
     `ended_thoughts` are those that the gateway ended, as they had all the tokens that the request allows. `retries` are the
-    attempts that followed a failure, `resumes` those of them that went on with a broken answer.
+    attempts that followed a failure, `resumes` those of them that went on with a broken answer. `trace_id` is the trace's that it
+    is a part of, where that is known. `arrived_s` is when its first byte came, `rendered` when its prompt began and ended to be
+    made, `entered_s` when it came to where it may have to wait. `sampling`, `max_tokens`, `choices` and `session` are the
+    client's; `as_json`: it wants JSON.
     """
 
     request_id: str
@@ -152,6 +155,15 @@ class Finished:
     resumes: int = 0
     failures: tuple[tuple[FailureKind, int], ...] = ()
     notes: tuple[str, ...] = ()
+    trace_id: str | None = None
+    arrived_s: float = 0.0
+    rendered: tuple[float, float] | None = None
+    entered_s: float | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    choices: int = 1
+    as_json: bool = False
+    session: str | None = None
 
 
 Event = (

@@ -17,6 +17,7 @@ from gateway.request import FailureKind, GenerateRequest, Prompt, Usage
 from gateway.route import Asked, Guides, Route
 from gateway.routing.queue import DEFAULT_TENANT
 from gateway.timer import StageLimits, Watchdog
+from gateway.trace import UNTRACED, Trace
 from gateway.upstream import Upstream
 
 
@@ -71,6 +72,8 @@ class Ledger:
     inter_token_s: list[tuple[float, int]] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     engine_usage: Usage | None = None
+    trace: Trace = UNTRACED
+    entered_s: float | None = None
     _earlier: Counter[FailureKind] = field(default_factory=Counter)
 
     def waited(self, queue_s: float) -> None:

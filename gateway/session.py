@@ -23,6 +23,7 @@ async def serve(job: Job, admission: Admission) -> None:
     ledger, members = job.ledger, job.services.registry.members
     place = Place(job.model.name, job.tenant, job.priority)
     with closing(job.route(0)) as route:
+        ledger.entered_s = asyncio.get_running_loop().time()
         entrant = Entrant(place, ledger.received_s + job.services.limits.total_s, route.enters)
         decision = await admission.admit(entrant, ledger.waited) or await first_engine(job, route, admission, let_in=True)
         if job.request.n == 1 or members[str(decision.engine)].engine.traits.choices:

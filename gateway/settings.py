@@ -40,6 +40,7 @@ from gateway.settings_parts import (
     RoutingSettings,
     ServerSettings,
     TimeoutSettings,
+    TracingSettings,
 )
 from gateway.settings_tree import PREFIX, KeyPath, Place, Problem, read_tree
 
@@ -228,6 +229,7 @@ class Settings(Section):
     limits: Annotated[LimitSettings, BeforeValidator(section_of)] = Field(default_factory=LimitSettings)
     failures: Annotated[FailureSettings, BeforeValidator(section_of)] = Field(default_factory=FailureSettings)
     routing: Annotated[RoutingSettings, BeforeValidator(section_of)] = Field(default_factory=RoutingSettings)
+    tracing: Annotated[TracingSettings, BeforeValidator(section_of)] = Field(default_factory=TracingSettings)
     require_checks: bool = False
     """Serve no model that has not passed `interlock check`: one without a profile, or whose profile was changed since."""
 
@@ -243,6 +245,7 @@ SECTIONS: Mapping[tuple[str, ...], type[Section]] = MappingProxyType(
         ("limits",): LimitSettings,
         ("failures",): FailureSettings,
         ("routing",): RoutingSettings,
+        ("tracing",): TracingSettings,
     }
 )
 """The models by the keys that lead to them, list positions left out."""

@@ -1,7 +1,10 @@
 """The sections of the settings that say nothing of models: where the gateway listens, and its limits. And engines' events."""
 
 import re
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
@@ -225,3 +228,53 @@ class RoutingSettings(Section):
     index_entries: int = Field(2_000_000, ge=1024)
     """The most chunks that are remembered of a model, over all its engines: some 125 bytes each. Those used least recently are
     forgotten first."""
+
+
+class TracingSettings(Section):
+    """Where spans of requests go (docs/tracing.md). They hold no word of what was said."""
+
+    otlp_endpoint: str | None = None
+    """The OpenTelemetry collector: `http://HOST:4318` or `https://…` (OTLP over HTTP; without a path `/v1/traces`), or
+    `grpc://HOST:4317`, `grpcs://…` with TLS. Needs the packages of `interlock[otel]`. Unset: no spans are made; a client's
+    `traceparent` goes on to the engines as it came."""
+
+    sample_ratio: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
+    """The share of requests that are traced, of those whose client sends no `traceparent`; else the client decides."""
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _collector(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        package = _collector_package(value)
+        if not _installed(package):
+            raise wrong('OpenTelemetry\'s packages are not installed: `pip install "interlock[otel]"` brings them')
+        return value
+
+
+_OTLP_SCHEMES: Mapping[str, str] = {"http": "http", "https": "http", "grpc": "grpc", "grpcs": "grpc"}
+
+
+def _collector_package(endpoint: str) -> str:
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in _OTLP_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or any(each.isspace() for each in endpoint):
+        raise wrong("must be a collector's address, as `http://127.0.0.1:4318` or `grpc://127.0.0.1:4317`")
+    if parts.username is not None or parts.password is not None:
+        raise wrong("must hold no user or password: OTEL_EXPORTER_OTLP_HEADERS can hold a key")
+    if parts.query or parts.fragment:
+        raise wrong("must have no query and no fragment")
+    over = _OTLP_SCHEMES[parts.scheme]
+    if over == "grpc" and (parts.port is None or parts.path.strip("/")):
+        raise wrong("must have a port and no path, as `grpc://127.0.0.1:4317`")
+    return f"opentelemetry.exporter.otlp.proto.{over}"
+
+
+def _installed(package: str) -> bool:
+    try:
+        return all(find_spec(each) is not None for each in ("opentelemetry.sdk", package))
+    except ModuleNotFoundError:  # a package that it would be in
+        return False

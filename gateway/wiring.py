@@ -1,8 +1,14 @@
 """Values of the settings as the parts take them."""
 
-from collections.abc import Callable, Mapping
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from importlib import metadata
 from ipaddress import ip_address
 
+from prometheus_client.core import Metric
 from yarl import URL
 
 from engines.base import Engine, KvEventsWay
@@ -15,16 +21,21 @@ from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import StandingRules
 from gateway.lag import LoopLag
 from gateway.model import Model
+from gateway.observe.bus import Observer
 from gateway.observe.metrics import Served
 from gateway.observe.overload import Overload
+from gateway.observe.sending import Sender, counted
+from gateway.observe.spans import Place
+from gateway.observe.tracing import Tracing
 from gateway.pressure import Pressure
 from gateway.route import Guides
 from gateway.routing.breaker import BreakerRules
 from gateway.routing.choice import Chance, Tuning
 from gateway.routing.retry import RetryRules
 from gateway.settings import EngineSettings, Settings
-from gateway.settings_parts import FailureSettings, LimitSettings, RoutingSettings, TimeoutSettings
+from gateway.settings_parts import FailureSettings, LimitSettings, RoutingSettings, TimeoutSettings, TracingSettings
 from gateway.timer import StageLimits, Watchdog
+from gateway.trace import Begin, passed_on
 
 
 def wire_with(environ: Mapping[str, str], hide: Callable[[str], None]) -> Wire:
@@ -115,6 +126,36 @@ class Gate:
         self.pressure = pressure = Pressure(limits.inflight_requests, {"lag": lambda: lag.lasting_s})
         models = [model.name for model in settings.models]
         self.gauges = Overload(models, admission.depth, lambda: admission.fill, lambda: pressure.level, lambda: lag.most_s)
+
+
+class Traces:
+    """Who begins the trace of each request, hears what becomes of it, and sends its spans while `sending`. Without a collector in
+    the settings nobody does."""
+
+    def __init__(self, settings: TracingSettings, registry: Registry, clock: Callable[[], float]) -> None:
+        self.begin: Begin = passed_on
+        self.observers: tuple[Observer, ...] = ()
+        self.sending: AbstractAsyncContextManager[None] = nullcontext()
+        self.metrics: Callable[[], Iterable[Metric]] = counted
+        if settings.otlp_endpoint is None:
+            return
+        from gateway.observe.otlp import Otlp  # noqa: PLC0415  # it needs packages that not every installation has
+
+        otlp = Otlp(settings.otlp_endpoint, metadata.version("interlock"), str(uuid.uuid4()))
+        sender = Sender(otlp.send, otlp.close)
+        tracing = Tracing(
+            settings.sample_ratio,
+            sender.put,
+            place=lambda engine: _place(registry.members.get(engine)),
+            clock_s=clock,
+            wall_s=time.time,
+            bits=secrets.randbits,
+        )
+        self.begin, self.observers, self.sending, self.metrics = tracing.begin, (tracing,), sender.sending(), sender.metrics
+
+
+def _place(member: Member | None) -> Place | None:
+    return None if member is None else Place(member.engine.kind, member.root.host or "", member.root.port or 0)
 
 
 def is_loopback(host: str) -> bool:

@@ -18,7 +18,8 @@ IMPURE_LIBRARIES = frozenset(
     "subprocess tempfile threading time uuid uvicorn uvloop".split()  # one line a list, not one line a word
 )
 JSON_LIBRARIES = frozenset({"json", "orjson", "simplejson", "ujson", "rapidjson"})
-OPTIONAL = frozenset({"xllamacpp", "transformers"})
+OPTIONAL = frozenset({"xllamacpp", "transformers", "opentelemetry"})
+OF_OPTIONAL = ("gateway.observe.otlp",)  # modules of ours that begin with such imports: nothing imports them on top
 MUTABLE = frozenset({"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"})
 VAGUE = frozenset({"utils", "util", "helpers", "helper", "manager", "service", "common", "misc"})
 
@@ -75,12 +76,14 @@ def pure(name: str, tree: ast.Module, _: str) -> Violations:
 
 
 def one_home(name: str, tree: ast.Module, _: str) -> Violations:
-    """JSON and templates have one module each."""
+    """JSON, templates and OpenTelemetry have one module each."""
     for target, line in imported(tree):
         library = target.split(".")[0]
         is_json = library in JSON_LIBRARIES or within(target, ("msgspec.json",))
         if is_json and name != "gateway.wire.jsonio":
             yield f"{line}: only gateway.wire.jsonio imports {target}"
+        if library == "opentelemetry" and name != "gateway.observe.otlp":
+            yield f"{line}: only gateway.observe.otlp imports {target}"
         if library == "jinja2" and name != "gateway.prompt.template":
             yield f"{line}: only gateway.prompt.template imports {target}"
     for node in ast.walk(tree):
@@ -111,8 +114,12 @@ def imports_on_top(_: str, tree: ast.Module, __: str) -> Violations:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for target, line in imported(function):
-                if target.split(".")[0] not in OPTIONAL:
+                if target.split(".")[0] not in OPTIONAL and not within(target, OF_OPTIONAL):
                     yield f"{line}: {target} is imported inside {function.name}"
+    for node in tree.body:
+        for target, line in imported(node) if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if within(target, OF_OPTIONAL):
+                yield f"{line}: {target} is imported where its packages may not be installed"
 
 
 def size(_: str, tree: ast.Module, source: str) -> Violations:
@@ -249,7 +256,9 @@ SAMPLES = [
     (no_globals, "gateway.session", "seen = collections.defaultdict(list)"),
     (no_globals, "gateway.session", "seen = dict[str, int]()"),
     (no_globals, "gateway.session", "@functools.lru_cache(8)\ndef f(): pass"),
+    (one_home, "gateway.observe.tracing", "from opentelemetry.trace import SpanKind"),
     (imports_on_top, "gateway.session", "def f():\n    import os"),
+    (imports_on_top, "gateway.wiring", "from gateway.observe.otlp import Otlp"),
     (size, "gateway.session", "x = 1\n" * 451),
     (size, "gateway.session", "def f():\n" + "    x = 1\n" * 60),
     (excepts, "gateway.session", "try: f()\nexcept: pass"),

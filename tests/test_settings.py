@@ -773,3 +773,63 @@ def test_the_two_engines_of_the_documentation_load(tmp_path: Path) -> None:
     found = load(tmp_path / "two.yaml", {}, kinds=KINDS, formats=FORMATS, inspect=speakable)
     assert found.server.route_headers
     assert [engine.id for engine in found.models[0].engines] == ["a", "b"]
+
+
+def test_tracing_is_off_until_a_collector_is_named(folder: Path) -> None:
+    assert read(folder, MODEL).tracing.otlp_endpoint is None
+    assert read(folder, MODEL + "tracing:\n").tracing.sample_ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://127.0.0.1:4318",
+        "https://collector.example.com/v1/traces",
+        "http://[::1]:4318/",
+        "grpc://collector:4317",
+        "grpcs://collector:4317/",
+    ],
+)
+def test_collectors_addresses(folder: Path, endpoint: str) -> None:
+    found = read(folder, MODEL + f"tracing: {{otlp_endpoint: '{endpoint}', sample_ratio: 0.25}}\n").tracing
+    assert (found.otlp_endpoint, found.sample_ratio) == (endpoint, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "wrong"),
+    [
+        ("127.0.0.1:4318", "must be a collector's address, as `http://127.0.0.1:4318` or `grpc://127.0.0.1:4317`"),
+        ("udp://127.0.0.1:4318", "must be a collector's address, as `http://127.0.0.1:4318` or `grpc://127.0.0.1:4317`"),
+        ("http://", "must be a collector's address, as `http://127.0.0.1:4318` or `grpc://127.0.0.1:4317`"),
+        ("http://h:99999", "must be a collector's address, as `http://127.0.0.1:4318` or `grpc://127.0.0.1:4317`"),
+        ("http://h:4318/a b", "must be a collector's address, as `http://127.0.0.1:4318` or `grpc://127.0.0.1:4317`"),
+        ("http://me:secret@h:4318", "must hold no user or password: OTEL_EXPORTER_OTLP_HEADERS can hold a key"),
+        ("http://h:4318/?key=secret", "must have no query and no fragment"),
+        ("grpc://h", "must have a port and no path, as `grpc://127.0.0.1:4317`"),
+        ("grpc://h:4317/v1/traces", "must have a port and no path, as `grpc://127.0.0.1:4317`"),
+    ],
+)
+def test_what_is_no_collectors_address(folder: Path, endpoint: str, wrong: str) -> None:
+    (told,) = problems(folder, MODEL + f"tracing: {{otlp_endpoint: '{endpoint}'}}\n")
+    assert told.partition("tracing.otlp_endpoint: ")[2] == wrong
+
+
+@pytest.mark.parametrize("ratio", ["-0.1", "1.1", ".nan", "all"])
+def test_what_is_no_share(folder: Path, ratio: str) -> None:
+    (told,) = problems(folder, MODEL + f"tracing: {{sample_ratio: {ratio}}}\n")
+    assert "tracing.sample_ratio" in told
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"])
+@pytest.mark.parametrize("raises", [False, True])
+def test_tracing_without_its_packages_says_how_to_get_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, missing: str, raises: bool
+) -> None:
+    def find(name: str) -> object:
+        if name == missing and raises:
+            raise ModuleNotFoundError(name)
+        return None if name == missing else object()
+
+    monkeypatch.setattr("gateway.settings_parts.find_spec", find)
+    (told,) = problems(folder, MODEL + "tracing: {otlp_endpoint: 'http://127.0.0.1:4318'}\n")
+    assert told.endswith('OpenTelemetry\'s packages are not installed: `pip install "interlock[otel]"` brings them')

@@ -24,6 +24,7 @@ class AccessLog:
                 "level": "info",
                 "ts": datetime.fromtimestamp(self._wall_clock_s(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
                 "request_id": event.request_id,
+                "trace_id": event.trace_id,
                 "dialect": event.dialect,
                 "model": event.model,
                 "engine": event.engine,

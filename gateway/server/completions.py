@@ -37,15 +37,17 @@ from gateway.formats.check import answer_check
 from gateway.job import Job, Ledger, Services
 from gateway.model import Model
 from gateway.rendering import prompt_for
-from gateway.request import GenerateRequest, Prompt
+from gateway.request import GenerateRequest, Prompt, Sampling
 from gateway.routing.queue import Place
 from gateway.server.stream import Client, ClientLeft, Header, pass_over_body, read_body
 from gateway.session import serve
+from gateway.trace import Begin, passed_on
 from gateway.wire.jsonio import Decoder, JsonError
 
 _log = structlog.get_logger("interlock.server")
 
 TELL_S = 1.0
+_NO_SAMPLING = Sampling()
 _CLOSES: tuple[Header, ...] = ((b"connection", b"close"),)
 NO_RETRY = b"x-no-retry"  # a header of clients that retry themselves: one layer only
 AFFINITY = (b"x-session-affinity", b"x-session-id", b"x-claude-code-session-id")
@@ -64,7 +66,7 @@ class ServeOptions:
 
 class Completions:
     """Serves one dialect for a fixed set of models. `unix_time` stamps answers; `new_id` makes request ids, each once; `is_open`
-    tells whether new requests are taken."""
+    tells whether new requests are taken; `trace` begins the trace of each."""
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Completions:
         unix_time: Callable[[], float],
         new_id: Callable[[], str],
         is_open: Callable[[], bool] = lambda: True,
+        trace: Begin = passed_on,
     ) -> None:
         self.dialect = dialect
         self.models = models
@@ -86,6 +89,7 @@ class Completions:
         self.unix_time = unix_time
         self.new_id = new_id
         self.is_open = is_open
+        self.trace = trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, whatever happens in it."""
@@ -100,13 +104,17 @@ class _Exchange:
         self._scope = scope
         self._receive = receive
         self._loop = asyncio.get_running_loop()
-        self._ledger = Ledger(app.new_id(), self._loop.time())
+        self._arrived_s = arrived_s = self._loop.time()
+        self._ledger = ledger = Ledger(app.new_id(), arrived_s)
+        ledger.trace = app.trace(ledger.request_id, scope["headers"], arrived_s)
         headers: tuple[Header, ...] = ((b"x-request-id", self._ledger.request_id.encode()),)
         late = self._route_headers if app.options.route_headers else None
         self._client = Client(receive, send, headers=headers, grace_s=app.options.headers_grace_s, late=late)
         self._request: GenerateRequest | None = None
         self._model: Model | None = None
         self._prompt: Prompt | None = None
+        self._rendered: tuple[float, float] | None = None
+        self._session: str | None = None
         self._encoder: Encoder | None = None
         self._status = 200
 
@@ -161,14 +169,24 @@ class _Exchange:
         async with self._client as client:
             if request.stream:
                 client.expect_stream()
-            prompt = self._prompt = await prompt_for(model, request, app.services.registry)
+            prompt = self._prompt = await self._render(model, request)
             self._encoder = self._new_encoder(request, prompt.ids if prompt else ())
             check = answer_check(request.answer) if request.answer is not None else None
             headers = dict(self._scope["headers"])
-            asked = app.services.guides.of(model.name).asked(request, prompt, request.affinity or _affinity(headers))
+            session = self._session = request.affinity or _affinity(headers)
+            asked = app.services.guides.of(model.name).asked(request, prompt, session)
             may_retry = NO_RETRY not in headers
             job = Job(app.services, model, request, prompt, self._encoder, client, self._ledger, asked, check, may_retry)
             await serve(job, app.admission)
+
+    async def _render(self, model: Model, request: GenerateRequest) -> Prompt | None:
+        if model.rendered is None:
+            return None
+        began_s = self._loop.time()
+        try:
+            return await prompt_for(model, request, self._app.services.registry)
+        finally:
+            self._rendered = began_s, self._loop.time()
 
     def _new_encoder(self, request: GenerateRequest, prompt_ids: Sequence[int] = ()) -> Encoder:
         created_s = int(self._app.unix_time())
@@ -256,6 +274,15 @@ class _Exchange:
             resumes=ledger.resumes,
             failures=tuple(ledger.failures().items()),
             notes=self._prompt.notes if self._prompt else (),
+            trace_id=ledger.trace.id,
+            arrived_s=self._arrived_s,
+            rendered=self._rendered,
+            entered_s=ledger.entered_s,
+            sampling=request.sampling if request else _NO_SAMPLING,
+            max_tokens=request.max_tokens if request else None,
+            choices=request.n if request else 1,
+            as_json=bool(request and request.answer),
+            session=self._session,
         )
 
 

@@ -28,6 +28,7 @@ LOGGED = replace(
     tool_calls=1,
     failures=(("invalid_json", 2),),
     notes=("developer message given as system",),
+    trace_id="0af7651916cd43dd8448eb211c80319c",
 )
 
 
@@ -52,6 +53,7 @@ def test_one_record_a_request_with_every_field(out: io.StringIO) -> None:
         "level": "info",
         "ts": "2027-01-15T08:00:00.250Z",
         "request_id": "r1",
+        "trace_id": "0af7651916cd43dd8448eb211c80319c",
         "dialect": "openai_chat",
         "model": "m",
         "engine": "a",

@@ -96,7 +96,7 @@ def tiny_model(template: str = "echo") -> Path:
     return file
 
 
-SECTIONS = ("server", "timeouts", "limits", "failures", "routing", "require_checks")
+SECTIONS = ("server", "timeouts", "limits", "failures", "routing", "tracing", "require_checks")
 
 
 def settings_for(url: str, *, kind: str = "llamacpp", engine: dict[str, Any] | None = None, **changed: Any) -> Settings:

@@ -1,0 +1,120 @@
+"""Spans on their way to a collector: kept in a bounded queue, and sent by a thread of their own.
+
+Invariant: nothing here makes a request wait. Spans for which there is no room, and those of a batch that could not be sent, are
+dropped and counted; the log has one line where that begins and one where it ends.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from gateway.observe.series import gauge
+from gateway.observe.spans import Span
+
+_log = structlog.get_logger("interlock.tracing")
+
+ROOM = 8192
+BATCH = 128  # encoded in some 5 ms, in which the loop gets the interpreter no sooner
+EVERY_S = 1.0
+CLOSE_S = 1.5  # for what is left at the end, then as much again at the most for the connection
+_CUT_S = 0.4
+
+Send = Callable[[Sequence[Span]], str | None]
+"""Sends spans, in a thread; gives why it could not, in few words. None: they are sent."""
+
+
+class Sender:
+    """`send` may take long, and `close` ends it from another thread."""
+
+    def __init__(self, send: Send, close: Callable[[], None], *, room: int = ROOM, every_s: float = EVERY_S) -> None:
+        self._send = send
+        self._close = close
+        self._room = room
+        self._every_s = every_s
+        self._queue: deque[Span] = deque()
+        self._wake = threading.Event()
+        self._closing = self._cut = False
+        self._failing = False
+        self._made = self._full = 0  # counted by the loop alone
+        self._sent = self._unsent = 0  # by the thread alone
+
+    def put(self, spans: Sequence[Span]) -> None:
+        """Takes the spans of one request, or none of them."""
+        self._made += len(spans)
+        if self._closing or len(self._queue) + len(spans) > self._room:
+            self._full += len(spans)
+            return
+        self._queue.extend(spans)
+        if len(self._queue) >= BATCH and not self._wake.is_set():
+            self._wake.set()
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """Sends while inside; at the end what is left, if that goes quickly."""
+        thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._closing = True
+            self._wake.set()
+            await asyncio.shield(asyncio.to_thread(self._end, thread))
+
+    def metrics(self) -> Iterator[Metric]:
+        """How many were sent, how many were not, and how many wait."""
+        return counted(self._sent, self._full, self._unsent, self._made - self._sent - self._full - self._unsent)
+
+    def _end(self, thread: threading.Thread) -> None:
+        thread.join(CLOSE_S)
+        self._cut = True
+        self._close()
+        thread.join(_CUT_S)
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            self._empty()
+        self._empty()
+
+    def _empty(self) -> None:
+        while self._queue:
+            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+            why = self._send(batch)
+            if why is None:
+                self._sent += len(batch)
+                self._works()
+                continue
+            self._unsent += len(batch)
+            self._fails(why)
+            if self._closing:  # nobody waits for one that is down
+                self._unsent += len(self._queue)
+                self._queue.clear()
+
+    def _fails(self, why: str) -> None:
+        if not (self._failing or self._cut):
+            self._failing = True
+            _log.warning("spans cannot be sent: they are dropped until they can; requests are served as before", why=why)
+
+    def _works(self) -> None:
+        if self._failing:
+            self._failing = False
+            _log.info("spans are sent again", dropped=self._full + self._unsent)
+
+
+def counted(sent: int = 0, full: int = 0, unsent: int = 0, waiting: int = 0) -> Iterator[Metric]:
+    """The metrics; all at zero where nothing is traced."""
+    yield gauge("interlock_spans_waiting", "Spans that are to be sent.", (), [((), float(waiting))])
+    made = CounterMetricFamily("interlock_spans_sent_total", "Spans that the collector took.")
+    made.add_metric((), sent)
+    yield made
+    text = "Spans that were not sent: there was no room for more (full), or the collector did not take them (unsent)."
+    dropped = CounterMetricFamily("interlock_spans_dropped_total", text, labels=("reason",))
+    dropped.add_metric(("full",), full)
+    dropped.add_metric(("unsent",), unsent)
+    yield dropped
