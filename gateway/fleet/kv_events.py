@@ -82,7 +82,8 @@ class KvEvents:
         context: Context = zmq.Context()
         ending: set[Subscription] = set()
         try:
-            await Following(self._registry, partial(self._feed, context, ending)).run()
+            feed = partial(self._feed, context, ending)
+            await Following(self._registry, feed, lambda member: member.kv_events).run()
         finally:
             left = list(ending)
             if all(await asyncio.shield(apart(lambda: [each.join(_END_S) for each in left]))):

@@ -124,9 +124,11 @@ class EngineMap:
                 del pins[key]
 
     def drop_unproved(self, keys: Sequence[int], matched: int, stamp: float) -> None:
-        """The request never got a first token: what only it would have brought is not there."""
+        """The request never got a first token: what only it would have brought, and the engine has not told of, is not there."""
+        hopes = self._hopes
         for key in reversed(keys[matched:]):
-            if self._used.get(key) != stamp or key in self._pins:
+            told = hopes is not None and key not in hopes.untold
+            if told or self._used.get(key) != stamp or key in self._pins:
                 return
             del self._used[key]
 
@@ -225,7 +227,7 @@ class EngineMap:
         told = self._told(keys, hopes)
         if told:
             hopes.wrong = 0
-        elif whole and len(keys) >= hopes.least:
+        elif whole and len(keys) >= hopes.least and keys[0] in self._used:  # else it told of it, and that it is gone again
             hopes.wrong += 1
         late = [key for key in keys[told:] if key not in self._pins]
         self._discard(hopes, {key for key in late if key in self._used})

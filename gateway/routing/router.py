@@ -171,8 +171,9 @@ class Router:
             slots.ends(request, keys, stamp)
 
     def engine_lost(self, engine: str) -> None:
-        """It was restarted, or is gone: it holds nothing. Its requests end by themselves."""
-        self._map(engine).clear()
+        """It was restarted, or is gone: it holds nothing but what it has told since. Its requests end by themselves."""
+        if not self.told(engine):
+            self._map(engine).clear()
         self._slots.pop(engine, None)
         self._ledger.account(engine).restarted()
         self._map(engine).capacity = self._ledger.account(engine).capacity_units

@@ -70,7 +70,7 @@ LLAMA = Subject(
     {**SAME, "repetition_penalty": "repeat_penalty"},
     frozenset({"min_tokens", "return_token_ids"}),
     stops_at_ids=False,
-    info=EngineInfo(None, "tiny.gguf", 8192, 1, 16_384),
+    info=EngineInfo(None, "tiny.gguf", 8192, 1, 16_384, slots=2),
     says_kv_usage=False,
 )
 SGLANG_NAMES = {**SAME, "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
@@ -608,7 +608,7 @@ async def test_any_engine_finds_a_prompt_in_its_cache(any_engine: Real) -> None:
 async def test_the_real_llamacpp_says_that_it_works_and_that_it_does_not(local_engine: EngineUnderTest) -> None:
     body = {"model": "m", "messages": HELLO, "stream": True, "max_tokens": 2000, "ignore_eos": True}
     async with before(Real(local_engine.url, LLAMA, {"source": str(local_engine.model)})) as served:
-        assert served.gateway.registry.info("e") == EngineInfo("b0-unknown", "smollm2", 4096, 1, 8192)
+        assert served.gateway.registry.info("e") == EngineInfo("b0-unknown", "smollm2", 4096, 1, 8192, slots=2)
         await until(lambda: load_of(served) == EngineLoad(0, 0, None), lambda: load_of(served))
         async with served.client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.aiter_lines()

@@ -58,7 +58,8 @@ def text(events: Sequence[Any]) -> str:
 @contextlib.asynccontextmanager
 async def two(urls: Mapping[str, str], records: list[Mapping[str, object]] | None = None, **engine: Any) -> AsyncIterator[Served]:
     engines = [{"id": name, "url": url, "kind": "llamacpp", **engine} for name, url in urls.items()]
-    settings = settings_for("", engines=engines, source=str(smollm2_file()), failures=STEADY)
+    fewest = {"policy": "least_outstanding"}  # `a` is asked first, and no request waits in the gateway
+    settings = settings_for("", engines=engines, source=str(smollm2_file()), failures=STEADY, routing=fewest)
     async with serving(settings, access=(records if records is not None else []).append) as served:
         await ready(served)
         yield served

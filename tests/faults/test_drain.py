@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from faults.client import Answer, RawClient, ask, chat, connected, request
 from faults.engine import process
@@ -90,6 +91,13 @@ async def begun(stack: contextlib.AsyncExitStack, place: Gateway, count: int, te
         await asyncio.gather(*(stream.begin(f"{text} {number}") for number, stream in enumerate(streams)))
     assert [stream.answer.status for stream in streams] == [200] * count
     return streams
+
+
+async def all_ready(place: Gateway, within_s: float = 20.0) -> None:
+    """Returns when the gateway would send to each of its engines."""
+    async with asyncio.timeout(within_s), httpx.AsyncClient(base_url=place.serving.admin_url, trust_env=False) as client:
+        while not all((await client.get("/ready")).json()["engines"]["m"].values()):
+            await asyncio.sleep(0.02)
 
 
 def refused(answer: Answer) -> bool:
@@ -225,7 +233,12 @@ async def test_queued_requests_go_on_or_are_told(tmp_path: Path) -> None:
 
 
 async def test_a_running_answer_is_gone_on_with_during_the_drain(tmp_path: Path) -> None:
-    async with gateway(tmp_path, server={"drain_s": 60}, engines=2) as place, contextlib.AsyncExitStack() as stack:
+    first_a = {"policy": "round_robin"}
+    async with (
+        gateway(tmp_path, server={"drain_s": 60}, routing=first_a, engines=2) as place,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await all_ready(place)
         (stream,) = await begun(stack, place, 1, "[[ascii]][[tokens=30]][[chaos:reset_mid_stream after=15 only=a]]")
         place.signal()
         answer = await stream.end()

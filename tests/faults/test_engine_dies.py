@@ -17,6 +17,7 @@ from support.up_process import UpProcess, alive, up_process
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(150)]
 
 CLIENTS = 8
+ANSWERED = 2  # at a time: the slots of the engine
 TYPES = {"upstream_error": (502, 504), "overloaded_error": (429, 503)}
 
 
@@ -67,12 +68,13 @@ async def ask(client: httpx.AsyncClient, model: str, *, stream: bool, tokens: in
 
 
 async def in_flight(client: httpx.AsyncClient) -> float:
+    """The requests on the engine, and those that wait for it."""
     families = text_string_to_metric_families((await client.get("/metrics")).text)
-    (family,) = [each for each in families if each.name == "interlock_inflight_requests"]
-    return sum(each.value for each in family.samples)
+    wanted = ("interlock_inflight_requests", "interlock_queue_depth")
+    return sum(sample.value for each in families if each.name in wanted for sample in each.samples)
 
 
-async def running(client: httpx.AsyncClient, wanted: float, limit_s: float = 20.0) -> None:
+async def until_in_flight(client: httpx.AsyncClient, wanted: float, limit_s: float = 20.0) -> None:
     async with asyncio.timeout(limit_s):
         while await in_flight(client) != wanted:
             await asyncio.sleep(0.05)
@@ -89,7 +91,7 @@ async def test_a_killed_engine_costs_no_client_more_than_an_error(tmp_path: Path
             again = await ask(client, model, stream=True, tokens=8)
             assert again.error is None, again
             again.check()
-            await running(client, 0)
+            await until_in_flight(client, 0)
         engine = up.engine()
         assert engine is not None
         up.child.send_signal(signal.SIGINT)
@@ -100,21 +102,27 @@ async def test_a_killed_engine_costs_no_client_more_than_an_error(tmp_path: Path
 
 
 async def kill_under_load(up: UpProcess, client: httpx.AsyncClient, model: str) -> list[Ended]:
-    """Half of the clients stream; two are being answered when the engine dies, the others wait inside it."""
-    asked = [
-        asyncio.create_task(ask(client, model, stream=number % 2 == 0, tokens=2000, number=number)) for number in range(CLIENTS)
-    ]
-    await running(client, CLIENTS)
+    """Half of the clients stream; two are being answered when the engine dies, the others wait for a slot. These may be answered
+    by the next engine."""
+
+    def asked(number: int, tokens: int) -> asyncio.Task[Ended]:
+        return asyncio.create_task(ask(client, model, stream=number % 2 == 0, tokens=tokens, number=number))
+
+    answered = [asked(number, 2000) for number in range(ANSWERED)]
+    await until_in_flight(client, ANSWERED)
     await asyncio.sleep(0.5)
+    waiting = [asked(number, 8) for number in range(ANSWERED, CLIENTS)]
+    await until_in_flight(client, CLIENTS)
     engine = up.engine()
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
     killed = time.monotonic()
     async with asyncio.timeout(10):
-        ended = await asyncio.gather(*asked)
+        cut = await asyncio.gather(*answered)
     assert time.monotonic() - killed < 5
-    assert any(each.error is not None for each in ended), "the engine died too late to matter"
-    return ended
+    assert any(each.error is not None for each in cut), "the engine died too late to matter"
+    async with asyncio.timeout(60):
+        return cut + await asyncio.gather(*waiting)
 
 
 async def ask_while_down(up: UpProcess, client: httpx.AsyncClient, model: str) -> list[Ended]:

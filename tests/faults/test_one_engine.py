@@ -666,7 +666,14 @@ async def test_c4_the_end_of_an_answer_that_nobody_takes_holds_no_connection(no_
 async def test_c4_what_is_kept_for_clients_that_do_not_read(no_leaks: NoLeaks) -> None:
     async with (
         process() as where,
-        no_leaks.serving(no_leaks.settings(where["url"], kind="llamacpp", timeouts={"client_s": 4})) as served,
+        no_leaks.serving(
+            no_leaks.settings(
+                where["url"],
+                kind="llamacpp",
+                timeouts={"client_s": 4},
+                routing={"policy": "least_outstanding"},  # none waits in the gateway for a slot that a stalled one has
+            )
+        ) as served,
         contextlib.AsyncExitStack() as stack,
     ):
         assert (await ask(served.url, chat("x"))).done

@@ -83,6 +83,25 @@ def test_the_cache_holds_a_conversation_once() -> None:
     assert cache.held_bytes == len(ids) // 4 * 4 * 4
 
 
+@pytest.mark.parametrize("alike", [0, 1, 7, 8, 13, 16, 40])
+def test_a_prompt_of_before_is_gone_on_with_from_where_another_leaves_it(alike: int) -> None:
+    cache, first = ChainCache(4), list(range(40 * 4))
+    other = [*first[: alike * 4], *range(1000, 1000 + (40 - alike) * 4)]
+    held = 0
+    for ids, more in ((first, 1), (other, alike < 40), (first, 0), (other, 0)):
+        assert cache.chain(ids) == token_chain(ids, 4)
+        held += more * len(ids) * 4
+        assert cache.held_bytes == held
+
+
+def test_the_places_of_prompts_that_are_forgotten_are_so_too() -> None:
+    cache = ChainCache(1, max_bytes=64 * 4)
+    for start in range(0, 64 * 100, 64):
+        cache.chain(range(start, start + 64))
+        assert cache.held_bytes == 64 * 4
+    assert len(cache._places) <= 16 * 2
+
+
 @pytest.mark.parametrize("held", range(6))
 def test_a_match_is_found_by_halves(held: int) -> None:
     keys = (11, 12, 13, 14, 15)

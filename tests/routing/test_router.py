@@ -231,6 +231,28 @@ def test_an_engine_that_was_lost_holds_nothing() -> None:
     assert our.choose(query("2", 51), AB, 3.0).cached_tokens == 0
 
 
+def test_another_process_of_an_engine_holds_nothing() -> None:
+    our = router()
+    assert serve(our, query("0", 50), fleet("a", a={"life": 1}), 0.0).cached_tokens == 0
+    assert serve(our, query("1", 50), fleet("a", a={"life": 1}), 1.0).cached_tokens == 50 * CHUNK
+    assert our.choose(query("2", 50), fleet("a", a={"life": 2}), 2.0).cached_tokens == 0
+
+
+@pytest.mark.parametrize("slots", [None, 4])
+def test_what_an_engine_says_with_its_first_token_counts(slots: int | None) -> None:
+    """Of four prompts that it had, it says so that two are gone: the others are believed to be too."""
+    our, view = router(), fleet("a", a={"slots": slots})
+    prompts = [query(str(number), 50, number * 99_991) for number in range(4)]
+    for turn, asked in enumerate(prompts):
+        serve(our, asked, view, float(turn), cached=0)
+    found = []
+    for turn, asked in enumerate(prompts[:3], 4):
+        found.append(our.choose(replace(asked, request="again"), view, float(turn)).cached_tokens)
+        our.first_token("again", turn + 0.1, cached_tokens=0)
+        our.finished("again", turn + 0.5, 20)
+    assert found == [5000, 5000, 0]
+
+
 def test_a_restart_that_nobody_saw_is_found_after_two() -> None:
     our, view = router(), fleet("a")
     serve(our, query("0", 50, 7), view, 0.0)

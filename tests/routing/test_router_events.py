@@ -152,6 +152,41 @@ def test_prompts_of_less_than_a_block_and_broken_answers_are_no_dispute() -> Non
     assert our.entries == 1
 
 
+def test_prompts_that_it_told_of_and_has_let_go_of_since_are_no_dispute() -> None:
+    """A small cache through which much goes."""
+    our = live()
+    for number in range(9):
+        asked = query(str(number), 4, number * 1000)
+        our.choose(asked, A, number * 10.0)
+        our.stored("a", asked.keys, number * 10.0)
+        our.first_token(asked.request, number * 10.0 + 0.1)
+        our.finished(asked.request, number * 10.0 + 0.2, 10)
+        our.removed("a", asked.keys)
+    our.stored("a", keys_of(1, 50_000), 200.0)
+    assert our.agrees("a")
+    assert our.entries == 1
+
+
+def test_what_it_told_of_a_prompt_is_there_though_its_client_left_before_the_first_token() -> None:
+    our = live()
+    our.choose(query("1", 10), A, 0.0)
+    our.stored("a", keys_of(6), 0.1)
+    our.cancelled("1", 0.2)
+    assert expected(our, 10, now_s=0.3) == 6
+
+
+def test_what_it_told_since_it_was_away_is_not_forgotten_as_it_is_met_again() -> None:
+    """Its events may be here before the first request is."""
+    our = live()
+    finish(our, query("1", 10), 0.0)
+    our.trust("a", False)
+    our.cleared("a")
+    our.trust("a", True)
+    our.stored("a", keys_of(6), 1.0)
+    again = FleetView((EngineView("a", True, life=1),))
+    assert our.choose(query("2", 10), again, 2.0).cached_tokens == 6 * CHUNK
+
+
 def test_many_ends_at_once_are_bounded() -> None:
     our = live()
     for number in range(600):
