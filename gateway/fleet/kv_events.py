@@ -21,7 +21,7 @@ from engines.base import Call
 from gateway.apart import apart
 from gateway.errors import GatewayError
 from gateway.fleet.following import Following
-from gateway.fleet.kv_mirror import Mirror, News, Reason
+from gateway.fleet.kv_mirror import PIECE, Mirror, News, Reason
 from gateway.fleet.kv_socket import Context, Subscription
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.registry import Member, Registry
@@ -37,7 +37,7 @@ State = Literal["off", "live", "shadow"]
 
 _PAIR = ("model", "engine")
 _MOST_WAITING = 64  # pieces that wait for the loop
-_AT_ONCE = 8  # that it takes before it turns to something else
+_AT_ONCE = 8  # that it takes before it turns to something else, or fewer that are larger
 _LOOK_S, _AGAIN_S, _END_S = 1.0, 5.0, 2.0
 _LIMIT_S, _MOST_BYTES = 5.0, 1 << 24
 
@@ -171,6 +171,7 @@ class _Line:
         self._take = take
         self._waiting: deque[News] = deque()
         self._closed = False
+        self._more = False  # whether the loop comes back by itself
 
     def say(self, news: list[News]) -> bool:
         """On the thread. False: the loop is behind, and is told that instead. All that an engine holds is always taken."""
@@ -189,11 +190,19 @@ class _Line:
         self._closed = True
 
     def _arrive(self) -> None:
-        for _ in range(_AT_ONCE):
+        if not self._more:
+            self._some()
+
+    def _some(self) -> None:
+        left, self._more = _AT_ONCE, False
+        while left > 0:
             if self._closed or not self._waiting:
                 return
-            self._take(self._waiting.popleft())
-        self._loop.call_soon(self._arrive)
+            news = self._waiting.popleft()
+            self._take(news)
+            left -= 1 + news.keys // (2 * PIECE)  # one long chain is as much as many pieces
+        self._more = True
+        self._loop.call_soon(self._some)
 
 
 class _Feed:

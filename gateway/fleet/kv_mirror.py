@@ -5,7 +5,7 @@ applied in its order. Batches are numbered from 0; a number that goes back, with
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,7 +38,7 @@ told."""
 Verdict = Literal["next", "known", "gap", "anew"]
 
 _RECENT = 4096
-_PIECE = 4096  # keys that are handed over at once
+PIECE = 4096  # keys that are handed over at once
 _MOST_PENDING = 1024  # events; what more of them change is told with all that is held
 
 
@@ -53,6 +53,11 @@ class News:
     block_tokens: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
     gaps: int = 0
+
+    @property
+    def keys(self) -> int:
+        """Of all its changes: `PIECE` at most, beside those of its last chain."""
+        return len(self.changes.removed) + sum(map(len, self.changes.stored))
 
 
 class Mirror:
@@ -139,43 +144,31 @@ class Mirror:
         self._pending += events
         if len(self._pending) > _MOST_PENDING:
             self.again()
-            self._blocks.apply(self._pending)
+            self._blocks.apply(self._pending, tell=False)
             self._pending.clear()
 
     def news(self) -> list[News]:
         """What is new since this was last asked, for the loop; first of all whether it is followed."""
-        changes = self._blocks.apply(self._pending)
+        followed = (self._reason, self._life) == self._said
+        changes = self._blocks.apply(self._pending, tell=followed)
         self._pending.clear()
+        if not followed:
+            changes = KeyChanges(self._blocks.chains())
         if not self._reason and self._blocks.problem is not None:
             self.fail(self._blocks.problem)
         kinds, gaps, self._kinds, self._gaps = dict(self._kinds), self._gaps, Counter(), 0
         state = (self._reason, self._life)
-        if state != self._said:
-            self._said = state
-            if not self._reason:
-                return [*self._all(kinds, gaps)]
-            return [News(self._reason, self._life, kinds=kinds, gaps=gaps)]
-        if not self._reason and changes != KeyChanges():
-            return [News(None, self._life, changes, kinds=kinds, gaps=gaps)]
-        return [News(None, self._life, kinds=kinds, gaps=gaps)] if kinds or gaps else []
+        new, self._said = state != self._said, state
+        pieces = [] if self._reason else [*_pieces(changes)]
+        if not pieces and not (new or kinds or gaps):
+            return []
+        reason, head = self._reason if new else None, pieces[0] if pieces else KeyChanges()
+        first = News(reason, self._life, head, self._block_tokens, kinds, gaps)
+        return [first, *(News(None, self._life, each) for each in pieces[1:])]
 
     def again(self) -> None:
         """The loop missed news: it is told all of it anew."""
         self._said = ("behind", -1)
-
-    def _all(self, kinds: Mapping[str, int], gaps: int) -> Iterable[News]:
-        """All that it holds, in pieces that do not hold the loop up."""
-        piece: list[tuple[int, ...]] = []
-        size, reason = 0, self._reason
-        first: Reason | None = reason
-        for chain in self._blocks.chains():
-            piece.append(chain)
-            size += len(chain)
-            if size >= _PIECE:
-                yield News(first, self._life, KeyChanges(tuple(piece)), self._block_tokens, kinds, gaps)
-                piece, size, first, kinds, gaps = [], 0, None, {}, 0
-        if piece or first is not None:
-            yield News(first, self._life, KeyChanges(tuple(piece)), self._block_tokens, kinds, gaps)
 
     def _whole(self) -> None:
         self._reason = ""
@@ -195,3 +188,21 @@ class Mirror:
                     self._kinds["cleared"] += 1
         if batch.unknown:
             self._kinds["unknown"] += batch.unknown
+
+
+def _pieces(changes: KeyChanges) -> Iterator[KeyChanges]:
+    """The same changes, in their order, in pieces that do not hold the loop up; none of those that change nothing."""
+    cleared, removed = changes.cleared, changes.removed
+    while len(removed) > PIECE:
+        yield KeyChanges((), removed[:PIECE], cleared)
+        removed, cleared = removed[PIECE:], False
+    piece: list[tuple[int, ...]] = []
+    size = len(removed)
+    for chain in changes.stored:
+        piece.append(chain)
+        size += len(chain)
+        if size >= PIECE:
+            yield KeyChanges(tuple(piece), removed, cleared)
+            piece, size, removed, cleared = [], 0, (), False
+    if piece or removed or cleared:
+        yield KeyChanges(tuple(piece), removed, cleared)

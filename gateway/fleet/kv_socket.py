@@ -26,12 +26,13 @@ _QUEUE = 10_000  # messages of one engine that wait for the thread; what is more
 _REPLAY_QUEUE = 100_000
 _DRAIN = 64  # messages that are read before what they say is handed over
 _TRIES = 4
+_MOST_REPLAYED = 1 << 20  # messages of one replay: engines keep fewer
 _REPLAY_MS, _IDLE_MS = 5_000, 20
 _AGAIN_S, _MOST_AGAIN_S = 2.0, 60.0
 
 
 class ReplayFailed(Exception):
-    """What was asked for did not come, or not all of it."""
+    """What was asked for did not come, or not all of it, or without an end."""
 
 
 class Subscription:
@@ -240,7 +241,7 @@ class Subscription:
             poller = zmq.Poller()
             poller.register(asking, zmq.POLLIN)
             poller.register(self._stopped.fileno(), zmq.POLLIN)
-            while True:
+            for _ in range(_MOST_REPLAYED):
                 ready = dict(poller.poll(_REPLAY_MS))
                 if asking not in ready or self._stopped.fileno() in ready:  # one that sends for ever is left too
                     raise ReplayFailed
@@ -249,6 +250,7 @@ class Subscription:
                     return
                 if (found := _numbered(frames)) is not None:
                     yield found
+            raise ReplayFailed
 
 
 def _numbered(frames: list[bytes]) -> tuple[int, bytes] | None:

@@ -9,7 +9,7 @@ that is not held, since those are matched again once it is stored again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +18,12 @@ from gateway.routing.chain import ID_BYTES, token_chain
 from gateway.wire.kv import Cleared, KvEvent, KvHash, Removed, Stored
 
 Problem = Literal["unfit", "overfull"]
-"""Why no more is followed. `unfit`: the events do not make sense. `overfull`: there are more blocks than are kept."""
+"""Why no more is followed. `unfit`: the events do not make sense. `overfull`: there are more blocks than are kept, or more
+keys in their chains than are told at once."""
 
 _REACHED, _FOREIGN = 1, 2
 _TIERS = 8
-_BREATH = 32  # blocks
+_BREATH, _KEY_BREATH = 32, 4096  # blocks, and keys that are told
 _MOST_BYTES = 1 << 28  # of token ids
 
 
@@ -48,8 +49,9 @@ class _Orphan:
 
 class Blocks:
     """One engine's. `root` and `chunk_tokens` are those of the model's keys; `adapter` is the name that the engine knows the
-    member's model by: events of another adapter say nothing of it. `breathe` is called every few blocks, for threads that let
-    others work."""
+    member's model by: events of another adapter say nothing of it. `most_told` is how many keys the chains told at
+    once may have: each has all from the root, so that many that part late have far more than are held. `breathe` is called every
+    few blocks, for threads that let others work."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Blocks:
         *,
         most_blocks: int = 1 << 19,
         most_orphans: int = 1 << 12,
+        most_told: int = 1 << 22,
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self.problem: Problem | None = None
@@ -69,6 +72,7 @@ class Blocks:
         self._adapted = False
         self._most_blocks = most_blocks
         self._most_orphans = most_orphans
+        self._most_told = most_told
         self._breathe = breathe
         self._tier_bits: dict[str, int] = {}
         self._forget()
@@ -87,8 +91,9 @@ class Blocks:
         """How many are held."""
         return len(self._before)
 
-    def apply(self, events: Iterable[KvEvent]) -> KeyChanges:
-        """Events in their order; what they change. Nothing, once there is a problem, until all is cleared."""
+    def apply(self, events: Iterable[KvEvent], *, tell: bool = True) -> KeyChanges:
+        """Events in their order; what they change, unless that is not asked for. Nothing, once there is a problem, until all is
+        cleared."""
         self._new.clear()
         self._gone.clear()
         cleared = False
@@ -107,14 +112,18 @@ class Blocks:
                     self.clear()
                 case _:
                     pass
+        stored = self._chains(self._new) if tell and self.problem is None else ()
         if self.problem is not None:
             self._forget()
             return KeyChanges(cleared=True)
-        return KeyChanges(tuple(self._chains(self._new)), tuple(self._gone), cleared)
+        return KeyChanges(stored, tuple(self._gone), cleared) if tell else KeyChanges()
 
     def chains(self) -> tuple[Keys, ...]:
-        """All that is held, as chains from the root."""
-        return tuple(self._chains(self._before))
+        """All that is held, as chains from the root. None of it where that is too much: then there is a problem."""
+        found = self._chains(self._before)
+        if self.problem is not None:
+            self._forget()
+        return found
 
     def clear(self) -> None:
         """The engine holds nothing, and begins anew."""
@@ -331,9 +340,10 @@ class Blocks:
             row = rows.parent[row]
         return self._root
 
-    def _chains(self, keys: Iterable[int]) -> Iterator[Keys]:
-        """A chain for each of these keys that no other of them goes on from."""
+    def _chains(self, keys: Iterable[int]) -> tuple[Keys, ...]:
+        """A chain for each of these keys that no other of them goes on from; none where there is no room for all."""
         inner = {self._before[key] for key in keys}
+        found, size, breath = list[Keys](), 0, _KEY_BREATH
         for last in keys:
             if last in inner:
                 continue
@@ -341,4 +351,12 @@ class Blocks:
             while key in self._before:
                 chain.append(key)
                 key = self._before[key]
-            yield tuple(reversed(chain))
+            size += len(chain)
+            if size > self._most_told:
+                self.problem = "overfull"
+                return ()
+            found.append(tuple(reversed(chain)))
+            if size >= breath:
+                breath = size + _KEY_BREATH
+                self._breathe()
+        return tuple(found)

@@ -21,7 +21,7 @@ from yarl import URL
 
 from engines.kv_events import ZmqEvents
 from engines.registry import make
-from gateway.fleet import kv_socket
+from gateway.fleet import kv_mirror, kv_socket
 from gateway.fleet.kv_events import KvEvents
 from gateway.fleet.kv_mirror import Mirror, News
 from gateway.fleet.kv_socket import Subscription
@@ -33,7 +33,7 @@ from gateway.routing.choice import Query, Tuning
 from gateway.routing.router import Router
 from gateway.routing.view import EngineView, FleetView
 from gateway.upstream import Upstream
-from gateway.wire.kv import BadEvents, KvBatch, Removed, Stored
+from gateway.wire.kv import BadEvents, Cleared, KvBatch, Removed, Stored
 
 CHUNK, ROOT = 8, 5
 IDS = list(range(100, 164))
@@ -478,6 +478,50 @@ async def test_a_loop_that_is_behind_is_told_all_when_it_is_not(tmp_path: Path, 
             await followed.live()
 
 
+async def test_many_long_prompts_in_one_message_let_the_loop_turn_to_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = list(range(96 * 1024))  # 12,288 keys
+    taken = [0]  # chains, by turn of the loop
+
+    async def turns() -> None:
+        while True:
+            taken.append(0)
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turns())
+    with Publisher(tmp_path) as publisher:
+        publisher.publish(stored(ids, 1024))
+        async with following(member(source_of(publisher))) as followed:
+            await until(lambda: followed.index.handed == 1)
+            take = followed.index.stored
+
+            def counted(model: str, engine: str, keys: tuple[int, ...]) -> None:
+                taken[-1] += 1
+                take(model, engine, keys)
+
+            monkeypatch.setattr(followed.index, "stored", counted)
+            publisher.publish(*[stored([*ids, *[each] * 1024], 1024, 96) for each in range(24)])
+            await until(lambda: followed.index.handed == 25)
+            assert (sum(taken), max(taken)) == (24, 4)
+            assert followed.index.said == ["live"]
+    turning.cancel()
+
+
+async def test_a_replay_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_socket, "_MOST_REPLAYED", 8)
+    monkeypatch.setattr(kv_socket, "_AGAIN_S", 0.05)
+    with Publisher(tmp_path) as publisher:
+        for end in range(4, 48, 4):
+            publisher.publish(stored(IDS[:end], first=end // 4 - 1))
+        async with following(member(source_of(publisher))) as followed:
+            await followed.shadow("replay")
+            assert followed.index.held(IDS) == 0
+            monkeypatch.setattr(kv_socket, "_MOST_REPLAYED", 12)
+            await followed.live()
+            await followed.holds(IDS, 5)
+
+
 async def test_much_at_once_comes_in_pieces(tmp_path: Path) -> None:
     with Publisher(tmp_path) as publisher:
         for start in range(40):
@@ -642,6 +686,49 @@ def test_a_mirror_that_is_told_too_much_at_once_tells_all_of_it() -> None:
     assert told[0].reason == ""
     assert sum(len(each.changes.stored) for each in told) == 2999
     assert mirror.news() == []
+
+
+def leaf(parent: int, index: int) -> Stored:
+    return Stored((10_000 + index,), parent, packed([index] * CHUNK), CHUNK)
+
+
+def test_what_changes_much_is_told_in_pieces_what_is_gone_first() -> None:
+    piece = kv_mirror.PIECE
+    mirror = Mirror(Reader(), Blocks(ROOT, CHUNK), None)
+    mirror.begin()
+    mirror.read(KvBatch((Stored(tuple(range(1, 1001)), None, packed(range(1000 * CHUNK)), CHUNK),)))
+    gone = [Stored((20_000 + each,), None, packed(range(each, each + CHUNK)), CHUNK) for each in range(1, 9001)]
+    mirror.read(KvBatch(tuple(gone)))
+    mirror.news()
+    leaves = [leaf(1000, each) for each in range(20)]
+    mirror.read(KvBatch((Removed(tuple(each.hashes[0] for each in gone)), *leaves)))
+    told = mirror.news()
+    assert [each.reason for each in told] == [None] * len(told)
+    assert [dict(each.kinds) for each in told] == [{"removed": 1, "stored": 20}, *[{}] * (len(told) - 1)]
+    assert [len(each.changes.removed) for each in told if each.changes.removed] == [piece, piece, 9000 - 2 * piece]
+    assert [len(each.changes.stored) for each in told] == [0, 0, 4, 5, 5, 5, 1]
+    assert max(each.keys for each in told) < piece + 1001
+    assert len({key for each in told for key in each.changes.removed}) == 9000
+    assert len({chain[-1] for each in told for chain in each.changes.stored}) == 20
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_mirror_whose_chains_are_too_many_says_so(live: bool) -> None:
+    mirror = Mirror(Reader(), Blocks(ROOT, CHUNK, most_told=10_000), None)
+    mirror.begin()
+    mirror.read(KvBatch((Stored(tuple(range(1, 1001)), None, packed(range(1000 * CHUNK)), CHUNK),)))
+    assert [each.reason for each in mirror.news()] == [""]
+    for index in range(9):
+        mirror.read(KvBatch((leaf(1000, index),)))
+    assert sum(len(each.changes.stored) for each in mirror.news()) == 9
+    mirror.read(KvBatch(tuple(leaf(1000, each) for each in range(10, 20 if live else 11))))
+    if not live:
+        assert [each.reason for each in mirror.news()] == [None]
+        mirror.again()  # all of it
+    assert [(each.reason, each.changes.stored) for each in mirror.news()] == [("overfull", ())]
+    assert mirror.news() == []
+    mirror.read(KvBatch((Cleared(), leaf(1000, 1))))
+    assert [each.reason for each in mirror.news()] == [""]
 
 
 def test_a_mirror_whose_blocks_are_too_many_says_so() -> None:

@@ -100,6 +100,41 @@ def test_orphans_are_bounded_and_the_oldest_goes() -> None:
     )
 
 
+def leaf(ids: Sequence[int], index: int) -> Stored:
+    """The last block of a prompt that goes on from this one."""
+    return stored([*ids, *[1000 + index] * 4], 4, len(ids) // 4)
+
+
+def test_what_is_told_at_once_is_bounded() -> None:
+    ids = list(range(40))
+    blocks = Blocks(ROOT, 4, most_told=100)
+    blocks.apply([stored(ids, 4)])
+    assert len(blocks.apply([leaf(ids, each) for each in range(9)]).stored) == 9  # of 11 keys
+    assert blocks.apply([leaf(ids, each) for each in range(10, 20)]) == KeyChanges(cleared=True)
+    assert (blocks.problem, len(blocks), blocks.keys) == ("overfull", 0, 0)
+    assert blocks.apply([Cleared(), stored(ids, 4)]) == KeyChanges((chain(ids),), cleared=True)
+
+
+def test_all_that_is_held_is_bounded_when_it_is_told() -> None:
+    ids = list(range(40))
+    blocks = Blocks(ROOT, 4, most_told=100)
+    blocks.apply([stored(ids, 4)])
+    for index in range(10):
+        assert len(blocks.apply([leaf(ids, index)]).stored) == 1
+        assert len(blocks.chains()) == (index + 1 if index < 9 else 0)
+    assert (blocks.problem, len(blocks), blocks.keys) == ("overfull", 0, 0)
+
+
+def test_what_nobody_asks_for_is_not_told_and_may_be_more() -> None:
+    ids = list(range(40))
+    blocks = Blocks(ROOT, 4, most_told=100)
+    assert blocks.apply([stored(ids, 4), *[leaf(ids, each) for each in range(20)]], tell=False) == KeyChanges()
+    assert (blocks.problem, blocks.keys) == (None, 30)
+    gone = [Removed((name([*ids, *[1000 + each] * 4]),)) for each in range(11)]
+    assert len(blocks.apply(gone).removed) == 11
+    assert {each[-1] for each in blocks.chains()} == {chain([*ids, *[1000 + each] * 4])[-1] for each in range(11, 20)}
+
+
 def test_a_key_is_held_while_any_tier_holds_it() -> None:
     ids = list(range(16))
     names = tuple(name(ids[:end]) for end in (4, 8, 12, 16))
@@ -303,3 +338,8 @@ def test_much_at_once_lets_others_work() -> None:
     blocks = Blocks(ROOT, 4, breathe=lambda: breaths.append(blocks.keys))
     blocks.apply([stored(list(range(400)), 4)])
     assert breaths == [32, 64, 96]
+    ids = list(range(4 * 1023))
+    blocks.apply([Cleared(), stored(ids, 4)])
+    breaths.clear()
+    blocks.apply([leaf(ids, each) for each in range(9)])
+    assert len(breaths) == 2  # every four chains of 1,024 keys
