@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -402,4 +403,5 @@ def test_a_gateway_without_tracing_imports_no_package_of_the_extra() -> None:
         "extra = 'opentelemetry.sdk', 'opentelemetry.exporter', 'grpc', 'google.protobuf'\n"
         "sys.exit(sum(name.startswith(extra) for name in sys.modules))\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=50, env=environ)
