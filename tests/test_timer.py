@@ -175,7 +175,8 @@ async def test_a_short_delay_is_not_forgiven() -> None:
 
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "time.gmtime", "time.localtime"}
 STAMPS = {
-    "gateway/app.py": "when models were made, and the stamps of answers and of the access log",
+    "gateway/app.py": "when models were made, and the stamps of answers",
+    "gateway/wiring.py": "the stamps of the access log and of traces",
     "gateway/cli.py": "the date of a check",
     "gateway/start.py": "the stamp of a line of the log",
     "gateway/voice.py": "the date that a template asks for",
