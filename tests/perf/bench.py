@@ -25,7 +25,7 @@ from perf.processes import BenchError, cpu_s, free_port, post, started
 HERE = Path(__file__).parent
 TOKEN = b"word"
 GATE_CHUNK = 2.0
-GATE_REQUEST = 3.0
+GATE_REQUEST = 4.0  # the same code was 2.4 on one machine of two cores and 3.4 on another: what waking up costs differs
 REFERENCE, PASSED, RENDERED = "reference", "gateway, passed on", "gateway, rendered"
 
 

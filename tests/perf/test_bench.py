@@ -21,9 +21,9 @@ SPIN = "import time\nwhile time.process_time() < 0.5: pass\n"
 @pytest.mark.parametrize(
     ("chunk_us", "request_us", "faults"),
     [
-        (199.0, 1190.0, []),
-        (201.0, 1190.0, ["a chunk costs 2.01x"]),
-        (199.0, 1210.0, ["a request costs 3.02x"]),
+        (199.0, 1590.0, []),
+        (201.0, 1590.0, ["a chunk costs 2.01x"]),
+        (199.0, 1610.0, ["a request costs 4.03x"]),
         (400.0, 4000.0, ["a chunk costs 4.00x", "a request costs 10.00x"]),
     ],
 )
