@@ -86,7 +86,7 @@ class LlamaCpp:
         )
 
 
-_PROPS = b'{"total_slots":1024,"model_alias":"mock","build_info":"mock","default_generation_settings":{"n_ctx":%d}}'
+_PROPS = b'{"total_slots":32,"model_alias":"mock","build_info":"mock","default_generation_settings":{"n_ctx":%d}}'
 
 SHAPES: dict[bytes, Shape] = {b"/v1/chat/completions": Chat(), b"/completion": LlamaCpp()}
 FIXED = {
