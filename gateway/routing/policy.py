@@ -1,9 +1,10 @@
-"""Which engine an attempt goes to.
+"""Which engines an attempt may go to, and the least busy of them.
 
-Now the one with the fewest attempts of ours running for what it can take; of several, the first in the settings, which holds the
-longest cache. One that fails is not as idle as it looks: its requests are over at once. It counts as if those that failed ran as
-long as the others'. An ejected engine is passed over while any other can serve; so is one that just had no room. Where all are
-ejected, the half that fails least is asked (panic).
+Which of them is best is the router's to say (gateway.routing.router). `choose` is for those that only want to know whether there
+is one: it takes that with the fewest attempts of ours running for what it can take; of several, the first in the settings. One
+that fails is not as idle as it looks: its requests are over at once. It counts as if those that failed ran as long as the
+others'. An ejected engine is passed over while any other can serve; so is one that just had no room. Where all are ejected, the
+half that fails least is asked (panic).
 """
 
 from collections.abc import Collection

@@ -13,7 +13,7 @@ from lab.simulate.policies import Make, Truth, Usage
 from lab.traces import Prompt
 
 _PLACE = Place("model")
-_MISSES = 16  # that had better wait on, in one go over the queue: as in the gateway
+_MISSES = 16  # that had better wait on, in one go over the queue; of more than eight engines the gateway looks at fewer
 
 
 class GatewayPolicy:

@@ -1,9 +1,7 @@
 """The demonstration's files without a Docker engine: they hold to their schemas, agree with each other, and open nothing that
 they need not."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from support.services import UNPACKED, program
 
 from engines.launch.llamacpp import main as launch
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 SETTINGS = ROOT / "deploy/interlock.compose.yaml"
-UNPACKED = ROOT / ".cache/services/usr"  # where `make services` puts programs without root
 PROFILES = {(): set(), ("cpu",): {"gateway", "engine"}, ("observability",): {"prometheus", "grafana"}}
 PROFILES["cpu", "observability"] = PROFILES["cpu",] | PROFILES["observability",]
 SERVICES = sorted(PROFILES["cpu", "observability"])
@@ -31,17 +29,6 @@ def compose() -> dict[str, Any]:
 def read(file: Path) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load(file.read_text())
     return content
-
-
-def program(name: str) -> str:
-    """Debian's. In CI its absence is a failure, elsewhere a skip that says what to do."""
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), str(UNPACKED / "bin")]))
-    if found is None:
-        text = f"{name} is not installed: run `make services`"
-        if os.environ.get("CI") == "true":
-            pytest.fail(text)
-        pytest.skip(text)
-    return found
 
 
 def docker_compose(*arguments: str) -> str:

@@ -122,7 +122,7 @@ def _libraries(folder: Path) -> set[str]:
     """The names of the shared libraries outside the folder that those in it ask the loader for."""
     found: set[str] = set()
     for file in folder.rglob("*.so*"):
-        done = subprocess.run(["ldd", file], capture_output=True, text=True, timeout=30, check=False)  # noqa: S607
+        done = subprocess.run(["ldd", file], capture_output=True, text=True, timeout=30, check=False)  # noqa: S607  # the system's
         for line in done.stdout.splitlines():
             name, _, where = line.strip().partition(" => ")
             if where and str(folder) not in where:

@@ -572,7 +572,7 @@ class Cache:
         self.waiting: list[dict[str, Any]] = []
         self.number = 0
         self.refuses = self.resets = False
-        self.engine._told = self._told  # type: ignore[method-assign]
+        self.engine._told = self._told  # type: ignore[method-assign]  # to see what is told
 
     def tell(self, *data: Mapping[str, Any]) -> None:
         self.waiting += numbered(self.number, *data)

@@ -1,8 +1,6 @@
 """The real Prometheus scrapes our metrics, and every one of them can be queried there."""
 
 import json
-import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.events import DONE
+from support.services import program
 
 from gateway.events import AttemptStarted
 from gateway.observe.metrics import Metrics, Served
@@ -38,18 +37,6 @@ QUERIES = {
     **{f'count(interlock_{name}_seconds_bucket{{model="m",engine="a",le="+Inf"}})': 1 for name in HISTOGRAMS},
     'interlock_inter_token_latency_seconds_count{model="m",engine="a"}': 38,
 }
-
-
-def binary(name: str) -> str:
-    """Debian's binary, or one unpacked under .cache/. In CI its absence is a failure, elsewhere a skip that says what to do."""
-    unpacked = Path(__file__).parents[2] / ".cache/services/usr/bin"
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), str(unpacked)]))
-    if found is None:
-        text = f"{name} is not installed: run `make services`"
-        if os.environ.get("CI") == "true":
-            pytest.fail(text)
-        pytest.skip(text)
-    return found
 
 
 def filled() -> Metrics:
@@ -101,7 +88,7 @@ def prometheus(target_port: int, folder: Path) -> Iterator[str]:
         "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
         f"scrape_configs: [{{job_name: interlock, static_configs: [{{targets: ['127.0.0.1:{target_port}']}}]}}]\n"
     )
-    command = [binary("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
         try:
@@ -139,6 +126,6 @@ def test_every_metric_can_be_queried_in_a_real_prometheus(tmp_path: Path) -> Non
 
 def test_promtool_finds_no_fault() -> None:
     checked = subprocess.run(
-        [binary("promtool"), "check", "metrics"], input=filled().expose()[1], capture_output=True, timeout=30, check=False
+        [program("promtool"), "check", "metrics"], input=filled().expose()[1], capture_output=True, timeout=30, check=False
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")

@@ -15,7 +15,7 @@ SPAN = Span("s", "internal", "1" * 32, 1, None, 1, 2, {})
 
 def numbers(metrics: object) -> dict[str, float]:
     assert not isinstance(metrics, Metric)
-    samples = [each for family in metrics for each in family.samples]  # type: ignore[attr-defined]
+    samples = [each for family in metrics for each in family.samples]  # type: ignore[attr-defined]  # they are Metrics
     return {each.labels.get("reason", each.name.removeprefix("interlock_spans_")): each.value for each in samples}
 
 

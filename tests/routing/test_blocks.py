@@ -28,7 +28,7 @@ def stored(ids: Sequence[int], size: int, first: int = 0, tier: str = "GPU", **t
     ends = range((first + 1) * size, len(ids) + 1, size)
     parent = name(ids[: first * size]) if first else None
     whole = ids[first * size : ends[-1]]
-    return Stored(tuple(name(ids[:end]) for end in ends), parent, packed(whole), size, tier=tier, **told)  # type: ignore[arg-type]
+    return Stored(tuple(name(ids[:end]) for end in ends), parent, packed(whole), size, tier=tier, **told)  # type: ignore[arg-type]  # any field
 
 
 def held(blocks: Blocks) -> set[int]:

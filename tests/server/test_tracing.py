@@ -386,7 +386,7 @@ BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 
 async def ask(served: Served, headers: dict[str, str]) -> None:
     sent = {name: value.encode("latin-1") for name, value in headers.items()}
-    response = await served.client.post("/v1/chat/completions", json=BODY, headers=httpx.Headers(list(sent.items())))  # type: ignore[arg-type]
+    response = await served.client.post("/v1/chat/completions", json=BODY, headers=httpx.Headers(list(sent.items())))  # type: ignore[arg-type]  # bytes too
     assert response.status_code == 200, response.text
 
 

@@ -99,7 +99,7 @@ class Collector:
                 return trace_service_pb2.ExportTraceServiceResponse()
 
         server = grpc.server(ThreadPoolExecutor(1))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]  # it is generated
         self.url = f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         try:

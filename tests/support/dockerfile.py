@@ -79,7 +79,7 @@ def read(file: Path) -> dict[str, Stage]:
     for step in _instructions(file.read_text()):
         assert step.word in _KNOWN, step
         if step.word == "FROM":
-            image, name = re.fullmatch(r"(\S+) AS (\S+)", step.value).groups()  # type: ignore[union-attr]
+            image, name = re.fullmatch(r"(\S+) AS (\S+)", step.value).groups()  # type: ignore[union-attr]  # else it fails
             stages[name], images[name] = [], image
         elif name:
             stages[name].append(step)
