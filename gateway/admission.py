@@ -16,7 +16,7 @@ no number of them at once is more than an engine may have. One whose client leav
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -64,6 +64,10 @@ class Admission:
     def depth(self, model: str) -> int:
         """How many requests wait for an engine of this model."""
         return self._queue.count(model)
+
+    def depths(self, model: str) -> Mapping[int, int]:
+        """How many of them wait at each priority: at 0, and at any other at which one does."""
+        return {0: 0} | self._queue.counts(model)
 
     @property
     def idle(self) -> bool:

@@ -90,6 +90,10 @@ class Waiting:
         """How many wait for this model."""
         return self._queue.count(model)
 
+    def counts(self, model: str) -> dict[int, int]:
+        """How many of them wait at each priority at which any does."""
+        return self._queue.counts(model)
+
     def in_want(self, model: str) -> int:
         """How many of them have no room: the others are held."""
         return self._in_want[model]

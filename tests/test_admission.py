@@ -472,6 +472,21 @@ async def test_a_higher_priority_goes_first() -> None:
     await settled(desk)
 
 
+async def test_how_many_wait_is_told_by_priority() -> None:
+    desk = limited(1)
+    await desk.ask("runs")
+    assert desk.admission.depths("m") == desk.admission.depths("other") == {0: 0}
+    for name, priority in (("1", 2), ("2", -1), ("3", 2)):
+        await desk.ask(name, priority=priority)
+    assert desk.admission.depths("m") == {0: 0, 2: 2, -1: 1}
+    await desk.ask("4")
+    await desk.end("runs")
+    await desk.leave("2")
+    assert desk.admission.depths("m") == {0: 1, 2: 1}
+    await desk.close()
+    await settled(desk)
+
+
 async def settled(desk: Desk) -> None:
     """Nothing is held or waits any more, and no task is left."""
     await turns(8)

@@ -48,6 +48,10 @@ class FairQueue(Generic[T]):
         """How many wait for this model."""
         return sum(map(len, self._turns.get(model, {}).values()))
 
+    def counts(self, model: str) -> dict[int, int]:
+        """How many of them wait at each priority at which any does."""
+        return {priority: len(turns) for priority, turns in self._turns.get(model, {}).items()}
+
     @property
     def models(self) -> tuple[str, ...]:
         """The models for which anyone waits."""
