@@ -93,6 +93,7 @@ class Registry:
             self._enter(member)
             after = self._standings[member.id]  # what was asked before, and is known, is not of this one
             after.losses = (before.losses if before else 0) + 1
+            after.restarts = before.restarts if before else 0
             after.life = max(self._past_life, before.life if before else 0) + 1
         else:
             self._members[member.id] = member

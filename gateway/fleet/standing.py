@@ -42,6 +42,7 @@ class Standing:
         self.asked = False  # whether that is a probe's word
         self.losses = 0
         self.life = 0  # another number: it may have been restarted
+        self.restarts = 0  # lives that were noticed to have ended; it only grows, at another address too
         self._lost_s = 0.0
         self.info = EngineInfo()
         self.draining = False  # its operator's wish
@@ -94,9 +95,14 @@ class Standing:
             self._away = True
         elif problem is None and self._away:
             self._away = False
-            self.life += 1
-            self._warm_s = now_s + self._slow_start_s
-            self.breaker.back(now_s)
+            self.restarted(now_s)
+
+    def restarted(self, now_s: float) -> None:
+        """It may be another process since."""
+        self.life += 1
+        self.restarts += 1
+        self._warm_s = now_s + self._slow_start_s
+        self.breaker.back(now_s)
 
     def rest(self, now_s: float, for_s: float) -> None:
         """It wants no request for so long."""

@@ -2,9 +2,11 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.wiring import fleet
+from yarl import URL
 
 from gateway.errors import (
     AnswerRefused,
@@ -202,6 +204,17 @@ def test_an_engine_that_a_probe_found_away_comes_back_cold(steps: list[Callable[
         shares.append(round(seen(registry).share, 3))
         clock.now_s += 5
     assert shares == ([0.1, 0.167, 0.333, 0.5, 0.667, 0.833, 1.0] if cold else [1.0] * 7)
+    assert registry.standing("a").restarts == seen(registry).life == int(cold)
+
+
+def test_restarts_are_counted_on_where_an_engine_moves() -> None:
+    registry, _ = made("a")
+    unreachable(registry)
+    registry.set_ready("a", True)
+    registry.add(replace(registry.members["a"], root=URL("http://elsewhere:1")))
+    assert registry.standing("a").restarts == 1
+    registry.set_ready("a", True)
+    assert registry.standing("a").restarts == 1, "it is asked for the first time"
 
 
 def test_at_first_nothing_is_cold() -> None:
