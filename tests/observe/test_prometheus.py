@@ -1,21 +1,16 @@
 """The real Prometheus scrapes our metrics, and every one of them can be queried there."""
 
-import json
-import socket
 import subprocess
 import threading
-import time
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.events import DONE
+from support.prometheus import prometheus, scraping
 from support.services import program
 
 from gateway.events import AttemptStarted
@@ -77,50 +72,12 @@ def served(metrics: Metrics, accepts: list[str]) -> Iterator[int]:
         server.server_close()
 
 
-@contextmanager
-def prometheus(target_port: int, folder: Path) -> Iterator[str]:
-    """A Prometheus that scrapes the port; gives its root URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = folder / "prometheus.yml"
-    config.write_text(
-        "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
-        f"scrape_configs: [{{job_name: interlock, static_configs: [{{targets: ['127.0.0.1:{target_port}']}}]}}]\n"
-    )
-    command = [program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(timeout=20)
-
-
-def ask(root: str, query: str) -> list[float]:
-    with urllib.request.urlopen(f"{root}/api/v1/query?query={urllib.parse.quote(query)}", timeout=5) as answer:
-        return [float(series["value"][1]) for series in json.load(answer)["data"]["result"]]
-
-
-def until(true: Callable[[], bool], limit_s: float = 30) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s:
-        try:
-            if true():
-                return
-        except OSError:
-            pass  # it is starting
-        time.sleep(0.1)
-    pytest.fail("Prometheus did not scrape in time")
-
-
 def test_every_metric_can_be_queried_in_a_real_prometheus(tmp_path: Path) -> None:
     accepts: list[str] = []
-    with served(filled(), accepts) as port, prometheus(port, tmp_path) as root:
-        until(lambda: len(ask(root, "interlock_engine_info")) > 0)
-        assert {query: ask(root, query) for query in QUERIES} == {query: [value] for query, value in QUERIES.items()}
-        assert ask(root, "up") == [1]
+    with served(filled(), accepts) as port, prometheus(scraping(f"http://127.0.0.1:{port}", every="200ms"), tmp_path) as asked:
+        asked.scraped()
+        assert {query: asked.values(query) for query in QUERIES} == {query: [value] for query, value in QUERIES.items()}
+        assert asked.values("up") == [1]
     assert "application/openmetrics-text" in accepts[0]
 
 
