@@ -14,14 +14,17 @@ import asyncio
 import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Self
 
 import aiohttp
 import structlog
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.tracing import Trace
 from yarl import URL
 
 from engines.base import Call
@@ -37,6 +40,20 @@ _ERROR_BODY_BYTES = 64 * 1024
 _RELEASE_S = 0.25
 _MAX_WAIT_S = 86_400
 _STOOD_STILL = 0.1  # the share of the time for a connection that the loop may stand still
+
+
+_MADE: ContextVar[bool] = ContextVar("made")
+"""Whether a connection was made for this task's call, which did not go out on a kept one."""
+
+
+class _Pool(aiohttp.TCPConnector):
+    """Connections that are kept. The library's own way to tell of them, its traces, is a quarter of what a call costs."""
+
+    async def _create_connection(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        _MADE.set(True)
+        return await super()._create_connection(req, traces, timeout)
 
 
 class _Response(aiohttp.ClientResponse):
@@ -125,12 +142,9 @@ class Upstream:
 
     async def __aenter__(self) -> Self:
         self._ending: set[asyncio.Task[None]] = set()
-        tracing = aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(_reused)
         # No limit: a call never waits for another's connection, and a probe for none.
         self._names = Names()
-        pool = aiohttp.TCPConnector(resolver=self._names, limit=0, keepalive_timeout=_KEEPALIVE_S)
-        self._session = _session(pool, tracing)
+        self._session = _session(_Pool(resolver=self._names, limit=0, keepalive_timeout=_KEEPALIVE_S))
         self._once = _session(aiohttp.TCPConnector(resolver=self._names, limit=0, force_close=True))
         return self
 
@@ -168,14 +182,13 @@ class Upstream:
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None, connect_s: float
     ) -> Exchange:
         """Sends it and waits for the headers: on a kept connection, where there is one, and on a new one where that had ended."""
-        way = _Way()
         try:
-            response = await self._sent(self._session, method, url, headers, body, connect_s=connect_s, way=way)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not way.kept or isinstance(error, aiohttp.ClientConnectorError):
+            response = await self._sent(self._session, method, url, headers, body, connect_s=connect_s)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if _MADE.get():
                 raise
             try:
-                response = await self._sent(self._once, method, url, headers, body, connect_s=connect_s, way=None)
+                response = await self._sent(self._once, method, url, headers, body, connect_s=connect_s)
             except aiohttp.ConnectionTimeoutError:
                 raise
             except aiohttp.ClientConnectorError:  # it may have died of this very call
@@ -191,10 +204,9 @@ class Upstream:
         body: bytes | None,
         *,
         connect_s: float,
-        way: "_Way | None",
     ) -> aiohttp.ClientResponse:
         """A connection that took too long while the loop stood still is tried once more: the engine may have taken it in time."""
-        send = partial(_sent, session, method, url, headers, body, connect_s=connect_s, way=way)
+        send = partial(_sent, session, method, url, headers, body, connect_s=connect_s)
         stood_s = self._stood_s()
         try:
             return await send()
@@ -204,18 +216,8 @@ class Upstream:
         return await send()
 
 
-class _Way:
-    """Whether a call went out on a kept connection."""
-
-    __slots__ = ("kept",)
-
-    def __init__(self) -> None:
-        self.kept = False
-
-
-def _session(connector: aiohttp.TCPConnector, *tracing: aiohttp.TraceConfig) -> aiohttp.ClientSession:
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        trace_configs=list(tracing),
         connector=connector,
         response_class=_Response,
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -235,8 +237,8 @@ async def _sent(
     body: bytes | None,
     *,
     connect_s: float,
-    way: _Way | None,
 ) -> aiohttp.ClientResponse:
+    _MADE.set(False)
     return await session.request(
         method,
         url,
@@ -244,7 +246,6 @@ async def _sent(
         headers=headers,
         allow_redirects=False,
         timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_connect=connect_s),  # `connect` is its name's time too
-        trace_request_ctx=way,
     )
 
 
@@ -260,12 +261,6 @@ async def _answer(exchange: Exchange, max_bytes: int) -> tuple[int, bytes]:
             exchange.release()
         else:
             exchange.close()
-
-
-async def _reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-    way = context.trace_request_ctx
-    if way is not None:
-        way.kept = True
 
 
 def retry_after_s(value: str, now: datetime) -> float | None:
