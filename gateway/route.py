@@ -99,10 +99,10 @@ class Guides:
         """Whether the engine's word counts from now on: what follows is all that it holds."""
         self._guides[model].router.trust(engine, live, block_tokens)
 
-    def stored(self, model: str, engine: str, keys: tuple[int, ...]) -> None:
-        """It holds this chain, from the root."""
+    def stored(self, model: str, engine: str, after: int | None, keys: tuple[int, ...]) -> None:
+        """It holds these, which go on from each other, and from `after`; None: from the root."""
         guide = self._guides[model]
-        guide.router.stored(engine, keys, guide.clock())
+        guide.router.stored(engine, after, keys, guide.clock())
 
     def removed(self, model: str, engine: str, keys: tuple[int, ...]) -> None:
         """It holds none of these."""

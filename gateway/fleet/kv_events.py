@@ -21,7 +21,7 @@ from engines.base import Call
 from gateway.apart import apart
 from gateway.errors import GatewayError
 from gateway.fleet.following import Following
-from gateway.fleet.kv_mirror import PIECE, Mirror, News, Reason
+from gateway.fleet.kv_mirror import Mirror, News, Reason
 from gateway.fleet.kv_socket import Context, Subscription
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.registry import Member, Registry
@@ -37,7 +37,7 @@ State = Literal["off", "live", "shadow"]
 
 _PAIR = ("model", "engine")
 _MOST_WAITING = 64  # pieces that wait for the loop
-_AT_ONCE = 8  # that it takes before it turns to something else, or fewer that are larger
+_AT_ONCE = 8  # that it takes before it turns to something else
 _LOOK_S, _AGAIN_S, _END_S = 1.0, 5.0, 2.0
 _LIMIT_S, _MOST_BYTES = 5.0, 1 << 24
 
@@ -55,8 +55,8 @@ class KvIndex(Protocol):
     def trust(self, model: str, engine: str, live: bool, block_tokens: int) -> None:
         """Whether the engine's word counts from now on: what follows is all that it holds. See Router."""
 
-    def stored(self, model: str, engine: str, keys: tuple[int, ...]) -> None:
-        """It holds this chain, from the root."""
+    def stored(self, model: str, engine: str, after: int | None, keys: tuple[int, ...]) -> None:
+        """It holds these, which go on from each other, and from `after`, which was told before; None: from the root."""
 
     def removed(self, model: str, engine: str, keys: tuple[int, ...]) -> None:
         """It holds none of these."""
@@ -194,13 +194,11 @@ class _Line:
             self._some()
 
     def _some(self) -> None:
-        left, self._more = _AT_ONCE, False
-        while left > 0:
+        self._more = False
+        for _ in range(_AT_ONCE):
             if self._closed or not self._waiting:
                 return
-            news = self._waiting.popleft()
-            self._take(news)
-            left -= 1 + news.keys // (2 * PIECE)  # one long chain is as much as many pieces
+            self._take(self._waiting.popleft())
         self._more = True
         self._loop.call_soon(self._some)
 
@@ -327,8 +325,8 @@ class _Feed:
             index.cleared(member.model, member.id)
         if news.changes.removed:
             index.removed(member.model, member.id, news.changes.removed)
-        for chain in news.changes.stored:
-            index.stored(member.model, member.id, chain)
+        for after, keys in news.changes.stored:
+            index.stored(member.model, member.id, after, keys)
         self._check()
 
     def _check(self) -> None:

@@ -7,9 +7,10 @@ applied in its order. Batches are numbered from 0; a number that goes back, with
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
-from gateway.routing.blocks import Blocks, KeyChanges
+from gateway.routing.blocks import Blocks, KeyChanges, Run
 from gateway.wire.kv import BadEvents, Cleared, KvBatch, KvEvent, KvReader, Removed, Stored
 
 Reason = Literal[
@@ -53,11 +54,6 @@ class News:
     block_tokens: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
     gaps: int = 0
-
-    @property
-    def keys(self) -> int:
-        """Of all its changes: `PIECE` at most, beside those of its last chain."""
-        return len(self.changes.removed) + sum(map(len, self.changes.stored))
 
 
 class Mirror:
@@ -153,7 +149,7 @@ class Mirror:
         changes = self._blocks.apply(self._pending, tell=followed)
         self._pending.clear()
         if not followed:
-            changes = KeyChanges(self._blocks.chains())
+            changes = KeyChanges(self._blocks.held())
         if not self._reason and self._blocks.problem is not None:
             self.fail(self._blocks.problem)
         kinds, gaps, self._kinds, self._gaps = dict(self._kinds), self._gaps, Counter(), 0
@@ -191,18 +187,24 @@ class Mirror:
 
 
 def _pieces(changes: KeyChanges) -> Iterator[KeyChanges]:
-    """The same changes, in their order, in pieces that do not hold the loop up; none of those that change nothing."""
+    """The same changes, in their order, in pieces of `PIECE` keys at most; none of those that change nothing."""
     cleared, removed = changes.cleared, changes.removed
     while len(removed) > PIECE:
         yield KeyChanges((), removed[:PIECE], cleared)
         removed, cleared = removed[PIECE:], False
-    piece: list[tuple[int, ...]] = []
-    size = len(removed)
-    for chain in changes.stored:
-        piece.append(chain)
-        size += len(chain)
-        if size >= PIECE:
+    piece, size = list[Run](), len(removed)
+    for run in chain.from_iterable(map(_short, changes.stored)):
+        size += len(run.keys)
+        if size > PIECE:
             yield KeyChanges(tuple(piece), removed, cleared)
-            piece, size, removed, cleared = [], 0, (), False
+            piece, size, removed, cleared = [], len(run.keys), (), False
+        piece.append(run)
     if piece or removed or cleared:
         yield KeyChanges(tuple(piece), removed, cleared)
+
+
+def _short(run: Run) -> Iterator[Run]:
+    """The same in runs of `PIECE` keys at most."""
+    after, keys = run
+    for start in range(0, len(keys), PIECE):
+        yield Run(keys[start - 1] if start else after, keys[start : start + PIECE])

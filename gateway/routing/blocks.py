@@ -11,15 +11,14 @@ that is not held, since those are matched again once it is stored again.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gateway.routing.block_rows import NO_ROW, Keys, Rows
 from gateway.routing.chain import ID_BYTES, token_chain
 from gateway.wire.kv import Cleared, KvEvent, KvHash, Removed, Stored
 
 Problem = Literal["unfit", "overfull"]
-"""Why no more is followed. `unfit`: the events do not make sense. `overfull`: there are more blocks than are kept, or more
-keys in their chains than are told at once."""
+"""Why no more is followed. `unfit`: the events do not make sense. `overfull`: there are more blocks than are kept."""
 
 _REACHED, _FOREIGN = 1, 2
 _TIERS = 8
@@ -27,12 +26,19 @@ _BREATH, _KEY_BREATH = 32, 4096  # blocks, and keys that are told
 _MOST_BYTES = 1 << 28  # of token ids
 
 
+class Run(NamedTuple):
+    """Keys that go on from each other, and the first from `after`; None: from the root."""
+
+    after: int | None
+    keys: Keys
+
+
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """What a batch changed, all in all. `cleared` comes first, then `removed`, in any order, then `stored`: chains from the root,
-    of which the last key is new."""
+    """What a batch changed, all in all. `cleared` comes first, then `removed`, in any order, then `stored`: each goes on from a
+    key that is held by then."""
 
-    stored: tuple[Keys, ...] = ()
+    stored: tuple[Run, ...] = ()
     removed: Keys = ()
     cleared: bool = False
 
@@ -49,9 +55,8 @@ class _Orphan:
 
 class Blocks:
     """One engine's. `root` and `chunk_tokens` are those of the model's keys; `adapter` is the name that the engine knows the
-    member's model by: events of another adapter say nothing of it. `most_told` is how many keys the chains told at
-    once may have: each has all from the root, so that many that part late have far more than are held. `breathe` is called every
-    few blocks, for threads that let others work."""
+    member's model by: events of another adapter say nothing of it. `breathe` is called every few blocks, for threads that let
+    others work."""
 
     def __init__(
         self,
@@ -61,7 +66,6 @@ class Blocks:
         *,
         most_blocks: int = 1 << 19,
         most_orphans: int = 1 << 12,
-        most_told: int = 1 << 22,
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self.problem: Problem | None = None
@@ -72,7 +76,6 @@ class Blocks:
         self._adapted = False
         self._most_blocks = most_blocks
         self._most_orphans = most_orphans
-        self._most_told = most_told
         self._breathe = breathe
         self._tier_bits: dict[str, int] = {}
         self._forget()
@@ -112,18 +115,14 @@ class Blocks:
                     self.clear()
                 case _:
                     pass
-        stored = self._chains(self._new) if tell and self.problem is None else ()
         if self.problem is not None:
             self._forget()
             return KeyChanges(cleared=True)
-        return KeyChanges(stored, tuple(self._gone), cleared) if tell else KeyChanges()
+        return KeyChanges(self._runs(self._new), tuple(self._gone), cleared) if tell else KeyChanges()
 
-    def chains(self) -> tuple[Keys, ...]:
-        """All that is held, as chains from the root. None of it where that is too much: then there is a problem."""
-        found = self._chains(self._before)
-        if self.problem is not None:
-            self._forget()
-        return found
+    def held(self) -> tuple[Run, ...]:
+        """All that is held."""
+        return self._runs(self._before)
 
     def clear(self) -> None:
         """The engine holds nothing, and begins anew."""
@@ -340,23 +339,16 @@ class Blocks:
             row = rows.parent[row]
         return self._root
 
-    def _chains(self, keys: Iterable[int]) -> tuple[Keys, ...]:
-        """A chain for each of these keys that no other of them goes on from; none where there is no room for all."""
-        inner = {self._before[key] for key in keys}
-        found, size, breath = list[Keys](), 0, _KEY_BREATH
-        for last in keys:
-            if last in inner:
-                continue
-            chain, key = [last], self._before[last]
-            while key in self._before:
-                chain.append(key)
-                key = self._before[key]
-            size += len(chain)
-            if size > self._most_told:
-                self.problem = "overfull"
-                return ()
-            found.append(tuple(reversed(chain)))
-            if size >= breath:
-                breath = size + _KEY_BREATH
+    def _runs(self, keys: Iterable[int]) -> tuple[Run, ...]:
+        """These keys, of which each comes after the one before it, in as few runs as that allows."""
+        runs, ends = list[tuple[int, list[int]]](), dict[int, list[int]]()
+        for count, key in enumerate(keys, 1):
+            before = self._before[key]
+            run = ends.pop(before, None)
+            if run is None:
+                runs.append((before, run := []))
+            run.append(key)
+            ends[key] = run
+            if count % _KEY_BREATH == 0:
                 self._breathe()
-        return tuple(found)
+        return tuple([Run(None if before == self._root else before, tuple(run)) for before, run in runs])

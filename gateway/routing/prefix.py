@@ -6,7 +6,7 @@ count that were not used again since. That takes two thirds of the memory of an 
 """
 
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from math import inf, nextafter
 
 _BATCH = 64  # keys that leave one engine before the oldest is looked for again
@@ -30,15 +30,18 @@ def shared(keys: Sequence[int], held: Container[int], most: int | None = None) -
     return low
 
 
-class _Hopes:
-    """What is believed held by an engine that tells what it holds, and that it has not told: `untold`, of requests that run or
-    are over for less than `_CONFIRM_S`. `least` is how many keys a prompt must have for the engine to tell of it at all."""
+class _Word:
+    """An engine's own word: `before` has each key that it told that it holds, and the one before it, None for the first of a
+    prompt. What else is believed held there is of requests that run, or are `due`: over for less than `_CONFIRM_S`. `least` is
+    how many keys a prompt must have for the engine to tell of it at all. `loose` counts the last uses in the queue since which
+    keys before told ones may be queued as used earlier than those."""
 
-    __slots__ = ("due", "least", "untold", "wrong")
+    __slots__ = ("before", "due", "least", "loose", "wrong")
 
-    def __init__(self, untold: Iterable[int], least: int) -> None:
-        self.untold = set(untold)
+    def __init__(self, least: int) -> None:
+        self.before: dict[int, int | None] = {}
         self.least = least
+        self.loose = 0
         self.wrong = 0
         self.due: deque[tuple[float, Sequence[int], bool]] = deque()
 
@@ -46,19 +49,20 @@ class _Hopes:
 class EngineMap:
     """The keys of one engine. `capacity` in keys; `expected`: room that the answers of running requests will take.
 
-    Invariant: a key that no request holds stands in the queue with its last use, and all that continue it stand before it.
+    Invariant: a key that no request holds stands in the queue with its last use, and all that continue it stand before it; but
+    for what an engine told key by key, before any leaves.
 
     With `tells` an engine itself tells what it holds: that, and what requests bring there, is held, whatever the capacity.
     """
 
-    __slots__ = ("_hopes", "_pins", "_queued", "_used", "_uses", "capacity", "expected")
+    __slots__ = ("_pins", "_queued", "_used", "_uses", "_word", "capacity", "expected")
 
     def __init__(self, capacity: int) -> None:
         self._used: dict[int, float] = {}
         self._uses: deque[tuple[float, Sequence[int]]] = deque()
         self._queued = 0
         self._pins: Counter[int] = Counter()
-        self._hopes: _Hopes | None = None
+        self._word: _Word | None = None
         self.capacity = capacity
         self.expected = 0
 
@@ -110,13 +114,10 @@ class EngineMap:
 
     def touch(self, keys: Sequence[int], stamp: float) -> None:
         """They are held, and were used now."""
-        if self._hopes is not None:
-            self._hopes.untold.update([key for key in keys if key not in self._used])
         self._used.update(dict.fromkeys(keys, stamp))
-        self._uses.append((stamp, keys))
-        self._queued += len(keys)
-        if self._queued > 2 * len(self._used) + _SLACK:
-            self._compact()
+        if self._word is not None and self._word.loose:
+            self._word.loose += 1
+        self._queue(keys, stamp)
 
     def unpin(self, keys: Sequence[int]) -> None:
         """The request is over. To be followed by a `touch` of what is held of it: what was pinned may have left the queue."""
@@ -130,21 +131,21 @@ class EngineMap:
 
     def drop_unproved(self, keys: Sequence[int], matched: int, stamp: float) -> None:
         """The request never got a first token: what only it would have brought, and the engine has not told of, is not there."""
-        hopes = self._hopes
+        told = self._word.before if self._word is not None else ()
         for key in reversed(keys[matched:]):
-            told = hopes is not None and key not in hopes.untold
-            if told or self._used.get(key) != stamp or key in self._pins:
+            if key in told or self._used.get(key) != stamp or key in self._pins:
                 return
             del self._used[key]
 
     def trim(self) -> None:
         """Lets the oldest leave until what is held and expected fits."""
         over = len(self._used) + self.expected - self.capacity
-        if over > 0 and self._hopes is None:
+        if over > 0 and self._word is None:
             self.evict(over)
 
     def evict(self, count: int) -> int:
         """Lets so many leave, the least recently used first; how many could."""
+        self._line_up()
         gone = 0
         while gone < count and self.oldest < inf:
             stamp, keys = self._uses.popleft()
@@ -172,95 +173,113 @@ class EngineMap:
         self._used.clear()
         self._uses.clear()
         self._queued = 0
-        if self._hopes is not None:
-            self._hopes.untold.clear()
-            self._hopes.due.clear()
+        if self._word is not None:
+            self._word.before.clear()
+            self._word.due.clear()
+            self._word.loose = 0
 
     # What the engine tells
 
     @property
     def told(self) -> bool:
         """Whether the engine tells what it holds."""
-        return self._hopes is not None
+        return self._word is not None
 
     def tells(self, least: int) -> None:
         """From now on the engine tells: it holds what it will say, and what running requests bring there."""
         for key in [key for key in self._used if key not in self._pins]:
             del self._used[key]
-        self._hopes = _Hopes(self._used, least)
+        self._word = _Word(least)
 
     def silent(self) -> None:
         """It tells no more: what it has told is believed, as far as there is room."""
-        self._hopes = None
+        self._line_up()
+        self._word = None
 
-    def stored(self, keys: Sequence[int], stamp: float) -> None:
-        """It tells that it holds this chain, from the root."""
-        if self._hopes is None:
+    def stored(self, after: int | None, keys: Sequence[int], stamp: float) -> None:
+        """It tells that it holds these, which go on from each other, and from `after`, which it told before; None: from the root.
+        What goes on from a key that had to leave is not held either."""
+        word, used = self._word, self._used
+        if word is None or (after is not None and after not in word.before):
             return
-        if keys and keys[-1] not in self._used:
-            self.touch(keys, stamp)
-        if self._hopes.untold:
-            self._hopes.untold.difference_update(keys)
+        held = after is None or after in used
+        word.before.update(zip(keys, (after, *keys), strict=False))
+        new = keys[shared(keys, used) :] if held else ()
+        if new:
+            used.update(dict.fromkeys(new, stamp))
+            word.loose += 1
+            self._queue(new, stamp)
 
-    def removed(self, keys: Iterable[int]) -> None:
+    def removed(self, keys: Collection[int]) -> None:
         """It tells that it does not hold them, nor what goes on from them. What running requests bring there is about to come."""
-        if self._hopes is None:
+        if self._word is None:
             return
-        known = [key for key in keys if key in self._used]
-        self._discard(self._hopes, {key for key in known if key not in self._pins})
-        self._hopes.untold.update([key for key in known if key in self._pins])
+        for key in keys:
+            self._word.before.pop(key, None)
+        self._discard(self._word, {key for key in keys if key in self._used and key not in self._pins})
 
     def over(self, keys: Sequence[int], now_s: float, *, whole: bool) -> None:
         """A request is over, unpinned and touched; `whole`: it was answered. If the engine tells, it has some time to tell that
         it holds the prompt."""
-        if self._hopes is not None:
-            self._hopes.due.append((now_s + _CONFIRM_S, keys, whole))
-            if len(self._hopes.due) > _MOST_DUE:
-                self._settle(self._hopes)
+        if self._word is not None:
+            self._word.due.append((now_s + _CONFIRM_S, keys, whole))
+            if len(self._word.due) > _MOST_DUE:
+                self._settle(self._word)
 
     def disputed(self, now_s: float) -> bool:
         """Drops what it has not told in time. Whether nothing that it told was of the last three prompts."""
-        if self._hopes is None:
+        if self._word is None:
             return False
-        while self._hopes.due and self._hopes.due[0][0] <= now_s:
-            self._settle(self._hopes)
-        return self._hopes.wrong >= _WRONG_IN_A_ROW
+        while self._word.due and self._word.due[0][0] <= now_s:
+            self._settle(self._word)
+        return self._word.wrong >= _WRONG_IN_A_ROW
 
-    def _settle(self, hopes: _Hopes) -> None:
+    def _settle(self, word: _Word) -> None:
         """The next that is due: what was not told of it is not there."""
-        _, keys, whole = hopes.due.popleft()
-        told = self._told(keys, hopes)
+        _, keys, whole = word.due.popleft()
+        told = shared(keys, word.before)
         if told:
-            hopes.wrong = 0
-        elif whole and len(keys) >= hopes.least and keys[0] in self._used:  # else it told of it, and that it is gone again
-            hopes.wrong += 1
-        late = [key for key in keys[told:] if key not in self._pins]
-        self._discard(hopes, {key for key in late if key in self._used})
-        hopes.untold.difference_update(late)
+            word.wrong = 0
+        elif whole and len(keys) >= word.least and keys[0] in self._used:  # else it told of it, and that it is gone again
+            word.wrong += 1
+        self._discard(word, {key for key in keys[told:] if key in self._used and key not in self._pins})
 
-    def _told(self, keys: Sequence[int], hopes: _Hopes) -> int:
-        """How many of these keys, from the root, it has told: who told one told all before it."""
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high) // 2
-            if keys[middle] in self._used and keys[middle] not in hopes.untold:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _discard(self, hopes: _Hopes, gone: set[int]) -> None:
-        """Drops these keys, with what was hoped to go on from them."""
-        untold, more = hopes.untold, set(gone)
-        for _, keys, _ in hopes.due if gone and untold else ():
-            if not keys or (keys[-1] in self._used and keys[-1] not in untold):  # all of it was told, most often
+    def _discard(self, word: _Word, gone: set[int]) -> None:
+        """Drops these keys, which are held, with what was hoped to go on from them."""
+        more = set(gone)
+        for _, keys, _ in word.due if gone else ():
+            if not keys or keys[-1] in word.before:  # all of it was told, most often
                 continue
-            first = max(self._told(keys, hopes) - 1, 0)
+            first = shared(keys, word.before)
             cut = next((index for index in range(first, len(keys)) if keys[index] in gone), len(keys))
             more.update([key for key in keys[cut:] if key in self._used])
         for key in more:
             del self._used[key]
-        untold.difference_update(more)
+
+    def _line_up(self) -> None:
+        """Queues what is before a told key as used when that was told, or later. The newest goes first, so that each key is moved
+        once."""
+        word, used, uses = self._word, self._used, self._uses
+        if word is None or not word.loose:
+            return
+        last = [uses.pop() for _ in range(min(word.loose, len(uses)))]
+        for at, (stamp, keys) in enumerate(last):
+            if self._left(stamp, keys) and used.get(keys[0]) == stamp:
+                moved, key = list[int](), word.before.get(keys[0])
+                while key is not None and used.get(key, inf) < stamp:
+                    used[key] = stamp
+                    moved.append(key)
+                    key = word.before.get(key)
+                last[at] = (stamp, (*reversed(moved), *keys))
+                self._queued += len(moved)
+        uses.extend(reversed(last))
+        word.loose = 0
+
+    def _queue(self, keys: Sequence[int], stamp: float) -> None:
+        self._uses.append((stamp, keys))
+        self._queued += len(keys)
+        if self._queued > 2 * len(self._used) + _SLACK:
+            self._compact()
 
     def _left(self, stamp: float, keys: Sequence[int]) -> int:
         """How many of the keys of a use may still leave by it, from the root: none, where the last that is held was used again,

@@ -149,7 +149,7 @@ class Router:
         held.capacity = account.capacity_units
         keys = charge.keys if keys is None else keys
         held.touch(keys, stamp := self._index.stamp(now_s))
-        self._over(charge, held, now_s, whole=True)
+        self._over(charge.engine, keys, now_s, whole=True)
         self._index.trim(held)
         if (slots := self._slots.get(charge.engine)) is not None:
             if lost is not None:
@@ -166,7 +166,7 @@ class Router:
             held.drop_unproved(charge.keys, charge.held, charge.stamp)
         keys = charge.keys[: held.match(charge.keys)]
         held.touch(keys, stamp := self._index.stamp(now_s))
-        self._over(charge, held, now_s, whole=False)
+        self._over(charge.engine, keys, now_s, whole=False)
         self._index.trim(held)
         if (slots := self._slots.get(charge.engine)) is not None:
             slots.ends(request, keys, stamp)
@@ -193,10 +193,11 @@ class Router:
             held.silent()
             self._index.trim(held)
 
-    def stored(self, engine: str, keys: Sequence[int], now_s: float) -> None:
-        """The engine tells that it holds this chain, from the root."""
+    def stored(self, engine: str, after: int | None, keys: Sequence[int], now_s: float) -> None:
+        """The engine tells that it holds these keys, which go on from each other, and from `after`, which it told before; None:
+        they are a prompt's first."""
         held = self._map(engine)
-        held.stored(keys, self._index.stamp(now_s))
+        held.stored(after, keys, self._index.stamp(now_s))
         self._check(engine, held, now_s)
         self._index.trim(held)
 
@@ -217,9 +218,10 @@ class Router:
         It is not believed until it is trusted anew."""
         return engine not in self._disputed
 
-    def _over(self, charge: Charge, held: EngineMap, now_s: float, *, whole: bool) -> None:
-        held.over(charge.keys, now_s, whole=whole)
-        self._check(charge.engine, held, now_s)
+    def _over(self, engine: str, keys: Sequence[int], now_s: float, *, whole: bool) -> None:
+        held = self._map(engine)
+        held.over(keys, now_s, whole=whole)
+        self._check(engine, held, now_s)
 
     def _check(self, engine: str, held: EngineMap, now_s: float) -> None:
         if held.disputed(now_s):

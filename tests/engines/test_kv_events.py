@@ -294,7 +294,7 @@ def test_what_the_real_one_published_are_the_keys_of_what_it_was_sent() -> None:
         (batch,) = ZmqEvents().batches(payload)
         assert (batch.rank, batch.unknown) == (0, 0)
         blocks.apply(batch.events)
-        after.append({key for chain in blocks.chains() for key in chain})
+        after.append({key for run in blocks.held() for key in run.keys})
     assert (blocks.problem, blocks.strange, blocks.orphans) == (None, 0, 0)
     first, longer = token_chain(A, CHUNK, 7), token_chain([*A, *[7, 8, 9] * 20], CHUNK, 7)
     assert after[0] == set(first)

@@ -33,7 +33,7 @@ from gateway.routing.choice import Query, Tuning
 from gateway.routing.router import Router
 from gateway.routing.view import EngineView, FleetView
 from gateway.upstream import Upstream
-from gateway.wire.kv import BadEvents, Cleared, KvBatch, Removed, Stored
+from gateway.wire.kv import BadEvents, KvBatch, Removed, Stored
 
 CHUNK, ROOT = 8, 5
 IDS = list(range(100, 164))
@@ -60,9 +60,9 @@ class Index:
         self.said.append("live" if live else "shadow")
         self.router.trust(engine, live, block_tokens)
 
-    def stored(self, _: str, engine: str, keys: tuple[int, ...]) -> None:
+    def stored(self, _: str, engine: str, after: int | None, keys: tuple[int, ...]) -> None:
         self.handed += 1
-        self.router.stored(engine, keys, asyncio.get_running_loop().time())
+        self.router.stored(engine, after, keys, asyncio.get_running_loop().time())
 
     def removed(self, _: str, engine: str, keys: tuple[int, ...]) -> None:
         self.router.removed(engine, keys)
@@ -451,7 +451,7 @@ async def test_an_engine_that_tells_of_nothing_is_not_believed_until_it_has_star
                 router.choose(Query(str(number), chain(ids), 41, patient=False), view, float(number))
                 router.first_token(str(number), float(number))
                 router.finished(str(number), float(number), 5)
-            router.stored("a", chain(list(range(90_000, 90_008))), 60.0)
+            router.stored("a", None, chain(list(range(90_000, 90_008))), 60.0)
             with capture_logs() as logs:
                 await followed.shadow("parity")
             assert [each["why"] for each in logs] == ["parity"]
@@ -478,11 +478,12 @@ async def test_a_loop_that_is_behind_is_told_all_when_it_is_not(tmp_path: Path, 
             await followed.live()
 
 
-async def test_many_long_prompts_in_one_message_let_the_loop_turn_to_something_else(
+async def test_a_long_prompt_comes_in_pieces_between_which_the_loop_turns_to_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = list(range(96 * 1024))  # 12,288 keys
-    taken = [0]  # chains, by turn of the loop
+    monkeypatch.setattr(kv_mirror, "PIECE", 16)
+    ids = list(range(300 * CHUNK))
+    taken = [0]  # pieces, by turn of the loop
 
     async def turns() -> None:
         while True:
@@ -491,21 +492,38 @@ async def test_many_long_prompts_in_one_message_let_the_loop_turn_to_something_e
 
     turning = asyncio.create_task(turns())
     with Publisher(tmp_path) as publisher:
-        publisher.publish(stored(ids, 1024))
         async with following(member(source_of(publisher))) as followed:
-            await until(lambda: followed.index.handed == 1)
+            await followed.live()
             take = followed.index.stored
 
-            def counted(model: str, engine: str, keys: tuple[int, ...]) -> None:
+            def counted(model: str, engine: str, after: int | None, keys: tuple[int, ...]) -> None:
                 taken[-1] += 1
-                take(model, engine, keys)
+                take(model, engine, after, keys)
 
             monkeypatch.setattr(followed.index, "stored", counted)
-            publisher.publish(*[stored([*ids, *[each] * 1024], 1024, 96) for each in range(24)])
-            await until(lambda: followed.index.handed == 25)
-            assert (sum(taken), max(taken)) == (24, 4)
+            publisher.publish(stored(ids, 8 * CHUNK))
+            await followed.holds(ids, 296)
+            assert (sum(taken), max(taken)) == (19, 8)
             assert followed.index.said == ["live"]
     turning.cancel()
+
+
+async def test_of_a_conversation_that_grows_it_is_told_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Publisher(tmp_path) as publisher:
+        async with following(member(source_of(publisher))) as followed:
+            await followed.live()
+            told: list[int] = []
+            take = followed.index.stored
+
+            def counted(model: str, engine: str, after: int | None, keys: tuple[int, ...]) -> None:
+                told.extend(keys)
+                take(model, engine, after, keys)
+
+            monkeypatch.setattr(followed.index, "stored", counted)
+            for end in range(2, 17, 2):
+                publisher.publish(stored(IDS[: end * 4], first=end - 2))
+                await followed.holds(IDS, end // 2)
+            assert tuple(told) == chain(IDS)
 
 
 async def test_a_replay_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -706,29 +724,24 @@ def test_what_changes_much_is_told_in_pieces_what_is_gone_first() -> None:
     assert [each.reason for each in told] == [None] * len(told)
     assert [dict(each.kinds) for each in told] == [{"removed": 1, "stored": 20}, *[{}] * (len(told) - 1)]
     assert [len(each.changes.removed) for each in told if each.changes.removed] == [piece, piece, 9000 - 2 * piece]
-    assert [len(each.changes.stored) for each in told] == [0, 0, 4, 5, 5, 5, 1]
-    assert max(each.keys for each in told) < piece + 1001
+    assert [sum(len(run.keys) for run in each.changes.stored) for each in told] == [0, 0, 20]
     assert len({key for each in told for key in each.changes.removed}) == 9000
-    assert len({chain[-1] for each in told for chain in each.changes.stored}) == 20
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_a_mirror_whose_chains_are_too_many_says_so(live: bool) -> None:
-    mirror = Mirror(Reader(), Blocks(ROOT, CHUNK, most_told=10_000), None)
+def test_all_that_an_engine_holds_is_told_in_pieces_that_go_on_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_mirror, "PIECE", 300)
+    mirror = Mirror(Reader(), Blocks(ROOT, CHUNK), None)
     mirror.begin()
     mirror.read(KvBatch((Stored(tuple(range(1, 1001)), None, packed(range(1000 * CHUNK)), CHUNK),)))
-    assert [each.reason for each in mirror.news()] == [""]
-    for index in range(9):
-        mirror.read(KvBatch((leaf(1000, index),)))
-    assert sum(len(each.changes.stored) for each in mirror.news()) == 9
-    mirror.read(KvBatch(tuple(leaf(1000, each) for each in range(10, 20 if live else 11))))
-    if not live:
-        assert [each.reason for each in mirror.news()] == [None]
-        mirror.again()  # all of it
-    assert [(each.reason, each.changes.stored) for each in mirror.news()] == [("overfull", ())]
-    assert mirror.news() == []
-    mirror.read(KvBatch((Cleared(), leaf(1000, 1))))
-    assert [each.reason for each in mirror.news()] == [""]
+    mirror.read(KvBatch(tuple(leaf(each, each) for each in range(100, 1000, 100))))
+    told, held = mirror.news(), set[int | None]({None})
+    sizes = [sum(len(run.keys) for run in each.changes.stored) for each in told]
+    assert sizes == [300, 300, 300, 109]
+    for run in [run for each in told for run in each.changes.stored]:
+        assert run.after in held
+        assert held.isdisjoint(run.keys)
+        held.update(run.keys)
+    assert set(chain(range(1000 * CHUNK))) < held
 
 
 def test_a_mirror_whose_blocks_are_too_many_says_so() -> None:

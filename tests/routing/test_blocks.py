@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.routing.blocks import Blocks, KeyChanges
+from gateway.routing.blocks import Blocks, KeyChanges, Run
 from gateway.routing.chain import packed, token_chain
 from gateway.wire.kv import Cleared, Removed, Stored
 
@@ -31,8 +31,14 @@ def stored(ids: Sequence[int], size: int, first: int = 0, tier: str = "GPU", **t
     return Stored(tuple(name(ids[:end]) for end in ends), parent, packed(whole), size, tier=tier, **told)  # type: ignore[arg-type]  # any field
 
 
+def rooted(ids: Sequence[int], first: int = 0) -> tuple[Run, ...]:
+    """The keys of a prompt from this one on, as they are told."""
+    keys = chain(ids)
+    return (Run(keys[first - 1] if first else None, keys[first:]),)
+
+
 def held(blocks: Blocks) -> set[int]:
-    return {key for each in blocks.chains() for key in each}
+    return {key for run in blocks.held() for key in run.keys}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 8, 12, 16, 40])
@@ -41,8 +47,8 @@ def test_any_size_of_block_gives_the_keys_of_its_tokens(size: int) -> None:
     blocks = Blocks(ROOT, 4)
     changes = blocks.apply([stored(ids, size)])
     whole = chain(ids[: len(ids) // size * size])
-    assert changes == KeyChanges((whole,))
-    assert blocks.chains() == (whole,)
+    assert changes == KeyChanges((Run(None, whole),) if whole else ())
+    assert blocks.held() == changes.stored
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 16])
@@ -51,7 +57,7 @@ def test_one_block_an_event_gives_the_same(size: int) -> None:
     blocks = Blocks(ROOT, 4)
     for first in range(len(ids) // size):
         blocks.apply([stored(ids[: (first + 1) * size], size, first)])
-    assert blocks.chains() == (chain(ids),)
+    assert blocks.held() == rooted(ids)
 
 
 def test_a_block_that_leaves_takes_what_goes_on_from_it_until_it_is_back() -> None:
@@ -60,8 +66,8 @@ def test_a_block_that_leaves_takes_what_goes_on_from_it_until_it_is_back() -> No
     blocks.apply([stored(ids, 4)])
     keys = chain(ids)
     assert set(blocks.apply([Removed((name(ids[:12]),))]).removed) == set(keys[2:])
-    assert blocks.chains() == (keys[:2],)
-    assert blocks.apply([stored(ids[:12], 4, 2)]) == KeyChanges((keys,))
+    assert blocks.held() == rooted(ids[:8])
+    assert blocks.apply([stored(ids[:12], 4, 2)]) == KeyChanges(rooted(ids, 2))
 
 
 def test_what_left_from_its_end_leaves_nothing_behind() -> None:
@@ -78,7 +84,7 @@ def test_an_orphan_is_adopted_when_its_parent_shows() -> None:
     blocks = Blocks(ROOT, 4)
     assert blocks.apply([stored(ids, 4, 4)]) == KeyChanges()
     assert (len(blocks), blocks.orphans) == (0, 4)
-    assert blocks.apply([stored(ids[:16], 4)]) == KeyChanges((chain(ids),))
+    assert blocks.apply([stored(ids[:16], 4)]) == KeyChanges(rooted(ids))
     assert blocks.orphans == 0
 
 
@@ -86,7 +92,7 @@ def test_an_orphan_that_left_is_not_adopted() -> None:
     ids = list(range(16))
     blocks = Blocks(ROOT, 4)
     blocks.apply([stored(ids, 4, 2), Removed((name(ids[:16]),))])
-    assert blocks.apply([stored(ids[:8], 4)]) == KeyChanges((chain(ids[:12]),))
+    assert blocks.apply([stored(ids[:8], 4)]) == KeyChanges(rooted(ids[:12]))
 
 
 def test_orphans_are_bounded_and_the_oldest_goes() -> None:
@@ -95,8 +101,8 @@ def test_orphans_are_bounded_and_the_oldest_goes() -> None:
         blocks.apply([stored([start, *range(7)], 4, 1)])
     assert blocks.orphans == 8
     assert blocks.apply([stored([39, 0, 1, 2], 4), stored([3, 0, 1, 2], 4)]).stored == (
-        chain([39, *range(7)]),
-        chain([3, 0, 1, 2]),
+        *rooted([39, *range(7)]),
+        *rooted([3, 0, 1, 2]),
     )
 
 
@@ -105,34 +111,19 @@ def leaf(ids: Sequence[int], index: int) -> Stored:
     return stored([*ids, *[1000 + index] * 4], 4, len(ids) // 4)
 
 
-def test_what_is_told_at_once_is_bounded() -> None:
+def test_what_grows_is_told_by_what_is_new() -> None:
     ids = list(range(40))
-    blocks = Blocks(ROOT, 4, most_told=100)
-    blocks.apply([stored(ids, 4)])
-    assert len(blocks.apply([leaf(ids, each) for each in range(9)]).stored) == 9  # of 11 keys
-    assert blocks.apply([leaf(ids, each) for each in range(10, 20)]) == KeyChanges(cleared=True)
-    assert (blocks.problem, len(blocks), blocks.keys) == ("overfull", 0, 0)
-    assert blocks.apply([Cleared(), stored(ids, 4)]) == KeyChanges((chain(ids),), cleared=True)
+    blocks, keys = Blocks(ROOT, 4), chain(ids)
+    blocks.apply([stored(ids[:20], 4)])
+    assert blocks.apply([stored(ids, 4, 5)]) == KeyChanges((Run(keys[4], keys[5:]),))
 
 
-def test_all_that_is_held_is_bounded_when_it_is_told() -> None:
-    ids = list(range(40))
-    blocks = Blocks(ROOT, 4, most_told=100)
-    blocks.apply([stored(ids, 4)])
-    for index in range(10):
-        assert len(blocks.apply([leaf(ids, index)]).stored) == 1
-        assert len(blocks.chains()) == (index + 1 if index < 9 else 0)
-    assert (blocks.problem, len(blocks), blocks.keys) == ("overfull", 0, 0)
-
-
-def test_what_nobody_asks_for_is_not_told_and_may_be_more() -> None:
-    ids = list(range(40))
-    blocks = Blocks(ROOT, 4, most_told=100)
-    assert blocks.apply([stored(ids, 4), *[leaf(ids, each) for each in range(20)]], tell=False) == KeyChanges()
-    assert (blocks.problem, blocks.keys) == (None, 30)
-    gone = [Removed((name([*ids, *[1000 + each] * 4]),)) for each in range(11)]
-    assert len(blocks.apply(gone).removed) == 11
-    assert {each[-1] for each in blocks.chains()} == {chain([*ids, *[1000 + each] * 4])[-1] for each in range(11, 20)}
+def test_many_that_part_are_told_in_as_few_runs_as_can_be() -> None:
+    ids, other = list(range(40)), [*range(20), *range(50, 70)]
+    blocks, keys = Blocks(ROOT, 4), chain(ids)
+    for end in range(24, 41, 4):
+        blocks.apply([stored(ids[:end], 4, 0), stored(other[:end], 4, 0)])
+    assert blocks.held() == (Run(None, keys), Run(keys[4], chain(other)[5:]))
 
 
 def test_a_key_is_held_while_any_tier_holds_it() -> None:
@@ -151,14 +142,14 @@ def test_an_offloaded_orphan_stays_in_the_other_tier() -> None:
     ids = list(range(8))
     blocks = Blocks(ROOT, 4)
     blocks.apply([stored(ids, 4, 1), Stored((name(ids),), None, b"", 0, tier="CPU"), Removed((name(ids),), "GPU")])
-    assert blocks.apply([stored(ids[:4], 4)]).stored == (chain(ids),)
+    assert blocks.apply([stored(ids[:4], 4)]).stored == rooted(ids)
 
 
 def test_an_orphan_that_is_told_again_with_a_parent_that_is_known() -> None:
     ids = list(range(8))
     blocks = Blocks(ROOT, 4)
     blocks.apply([Stored((name(ids),), 99, packed(ids[4:]), 4)])
-    assert blocks.apply([stored(ids, 4)]).stored == (chain(ids),)
+    assert blocks.apply([stored(ids, 4)]).stored == rooted(ids)
     assert blocks.orphans == 0
 
 
@@ -199,14 +190,14 @@ def test_another_adapter_says_nothing_of_ours() -> None:
     blocks.apply([stored(ids, 4)])
     assert blocks.apply([stored(ids, 4, adapter="theirs")]) == KeyChanges()
     # Only now is it known that the name is that of an adapter: what was told of the model without one is not ours.
-    assert blocks.apply([stored(ids[:8], 4, adapter="mine")]) == KeyChanges((chain(ids[:8]),), cleared=True)
+    assert blocks.apply([stored(ids[:8], 4, adapter="mine")]) == KeyChanges(rooted(ids[:8]), cleared=True)
     assert blocks.apply([stored(list(range(50, 66)), 4)]) == KeyChanges()
 
 
 def test_a_salted_block_and_what_goes_on_from_it_is_not_ours() -> None:
     ids = list(range(32))
     blocks = Blocks(ROOT, 4)
-    assert blocks.apply([stored(ids[:16], 4, salted=1)]).stored == (chain(ids[:4]),)
+    assert blocks.apply([stored(ids[:16], 4, salted=1)]).stored == rooted(ids[:4])
     assert blocks.apply([stored(ids, 4, 4)]) == KeyChanges()
     assert (len(blocks), blocks.orphans) == (8, 0)
 
@@ -215,7 +206,7 @@ def test_cleared_leaves_nothing() -> None:
     ids = list(range(16))
     blocks = Blocks(ROOT, 4)
     blocks.apply([stored(ids, 4), stored([9, *range(7)], 4, 1)])
-    assert blocks.apply([Cleared(), stored(ids[:8], 4)]) == KeyChanges((chain(ids[:8]),), cleared=True)
+    assert blocks.apply([Cleared(), stored(ids[:8], 4)]) == KeyChanges(rooted(ids[:8]), cleared=True)
     assert (blocks.keys, blocks.orphans) == (2, 0)
 
 
@@ -248,7 +239,7 @@ def test_the_last_block_may_be_shorter_and_a_later_one_longer() -> None:
     ids = list(range(32))
     blocks = Blocks(ROOT, 4)
     blocks.apply([Stored((1, 2), None, packed(ids[:7]), 4), Stored((3,), 1, packed(ids[4:16]), 12)])
-    assert blocks.chains() == (chain(ids[:16]),)
+    assert blocks.held() == rooted(ids[:16])
 
 
 def test_siblings_in_which_the_same_chunk_ends_hold_its_key_together() -> None:
@@ -277,9 +268,10 @@ class Engine(RuleBasedStateMachine):
             self.seen = set()
         assert self.seen >= set(changes.removed)
         self.seen -= set(changes.removed)
-        for each in changes.stored:
-            assert each[-1] not in self.seen
-            self.seen |= set(each)
+        for after, keys in changes.stored:
+            assert after is None or after in self.seen
+            assert self.seen.isdisjoint(keys)
+            self.seen |= set(keys)
 
     @rule(
         ids=st.lists(st.integers(0, 1), min_size=9, max_size=30),
@@ -338,8 +330,7 @@ def test_much_at_once_lets_others_work() -> None:
     blocks = Blocks(ROOT, 4, breathe=lambda: breaths.append(blocks.keys))
     blocks.apply([stored(list(range(400)), 4)])
     assert breaths == [32, 64, 96]
-    ids = list(range(4 * 1023))
-    blocks.apply([Cleared(), stored(ids, 4)])
+    blocks.apply([Cleared(), stored(list(range(4 * 10_000)), 4)])
     breaths.clear()
-    blocks.apply([leaf(ids, each) for each in range(9)])
-    assert len(breaths) == 2  # every four chains of 1,024 keys
+    blocks.held()
+    assert len(breaths) == 2  # every 4,096 keys

@@ -249,11 +249,29 @@ class Closed(RuleBasedStateMachine):
 TestClosed = Closed.TestCase
 
 
+def test_what_was_told_key_by_key_leaves_from_its_end_the_least_recently_told_first() -> None:
+    held, ours, others = EngineMap(60), tuple(range(1, 41)), tuple(range(101, 141))
+    held.tells(1)
+    for at in range(40):
+        for each in (ours, others) if at < 20 else (ours,):
+            held.stored(each[at - 1] if at else None, each[at : at + 1], at + each[0] / 1000)
+    held.silent()
+    assert (held.match(ours), held.match(others)) == (40, 20)
+    for gone in range(1, 21):
+        held.evict(1)
+        assert (held.match(ours), held.match(others), len(held)) == (40, 20 - gone, 60 - gone)
+    for gone in range(1, 41):
+        held.evict(1)
+        assert (held.match(ours), len(held)) == (40 - gone, 40 - gone)
+
+
 def test_an_engine_may_tell_that_a_key_is_gone_before_those_that_go_on_from_it() -> None:
     held = EngineMap(1 << 20)
     held.tells(1)
-    held.stored((1, 2, 3, 4), 1.0)
+    held.stored(None, (1,), 1.0)
+    held.stored(1, (2, 3, 4), 1.5)
     held.removed((2,))
+    held.evict(0)
     for number in range(1, 3000):  # until the queue is made short
         held.touch((10,), 5.0 + number)
     held.removed((3, 4))

@@ -50,7 +50,7 @@ def live(**told: Any) -> Router:
 
 def test_what_it_told_is_expected_and_what_it_no_longer_holds_is_not() -> None:
     our = live()
-    our.stored("a", keys_of(10), 0.0)
+    our.stored("a", None, keys_of(10), 0.0)
     assert expected(our, 12) == 10
     our.removed("a", keys_of(10)[4:])
     assert expected(our, 12) == 4
@@ -60,7 +60,7 @@ def test_what_it_told_is_expected_and_what_it_no_longer_holds_is_not() -> None:
 
 def test_nothing_that_it_tells_counts_where_it_is_not_trusted() -> None:
     our = router()
-    our.stored("a", keys_of(10), 0.0)
+    our.stored("a", None, keys_of(10), 0.0)
     assert our.entries == 0
     finish(our, query("1", 10), 0.0)
     our.removed("a", keys_of(10))
@@ -70,9 +70,9 @@ def test_nothing_that_it_tells_counts_where_it_is_not_trusted() -> None:
 def test_its_own_word_has_no_capacity_but_the_budget_holds() -> None:
     our = live(index_entries=50)
     our.capacity("a", 8 * CHUNK)
-    our.stored("a", keys_of(40), 0.0)
+    our.stored("a", None, keys_of(40), 0.0)
     assert expected(our, 40) == 40
-    our.stored("a", keys_of(30, 70_000), 1.0)
+    our.stored("a", None, keys_of(30, 70_000), 1.0)
     assert our.entries == 50
     assert expected(our, 30, 70_000) == 30
 
@@ -80,7 +80,7 @@ def test_its_own_word_has_no_capacity_but_the_budget_holds() -> None:
 def test_its_capacity_is_ours_to_guess_again_when_it_tells_no_more() -> None:
     our = live()
     our.capacity("a", 20 * CHUNK)
-    our.stored("a", keys_of(40), 0.0)
+    our.stored("a", None, keys_of(40), 0.0)
     our.trust("a", False)
     assert (our.entries, our.told("a")) == (20, False)
     assert expected(our, 40) == 20
@@ -94,7 +94,7 @@ def test_what_runs_there_is_expected_before_it_is_told() -> None:
     assert expected(our, 10, now_s=0.0) == 10  # it is about to be made
     our.finished("1", 0.2, 10)
     assert expected(our, 10, now_s=1.0) == 10
-    our.stored("a", keys_of(2, 9999), 6.0)
+    our.stored("a", None, keys_of(2, 9999), 6.0)
     assert expected(our, 10, now_s=6.0) == 0  # it was never told
 
 
@@ -104,7 +104,7 @@ def test_it_goes_live_with_what_is_told_and_what_runs() -> None:
     our.choose(query("2", 5, 70_000), A, 1.0)
     our.trust("a", True)
     assert our.entries == 5
-    our.stored("a", keys_of(7), 1.0)
+    our.stored("a", None, keys_of(7), 1.0)
     assert (expected(our, 10, now_s=1.0), expected(our, 5, 70_000, now_s=1.0)) == (7, 5)
 
 
@@ -113,7 +113,7 @@ def test_two_prompts_of_which_it_told_nothing_are_a_dispute() -> None:
     for number in range(3):
         finish(our, query(str(number), 4, number * 1000), number * 10.0)
         assert our.agrees("a")
-    our.stored("a", keys_of(1, 50_000), 30.0)
+    our.stored("a", None, keys_of(1, 50_000), 30.0)
     assert (our.agrees("a"), our.told("a")) == (False, False)
     our.trust("a", True)
     assert (our.agrees("a"), our.told("a")) == (True, True)
@@ -121,7 +121,7 @@ def test_two_prompts_of_which_it_told_nothing_are_a_dispute() -> None:
 
 def test_three_prompts_of_which_it_reports_nothing_that_it_told_are_a_dispute() -> None:
     our = live()
-    our.stored("a", keys_of(20), 0.0)
+    our.stored("a", None, keys_of(20), 0.0)
     for number in range(2):
         assert our.agrees("a")
         our.choose(query(str(number), 20), A, float(number))
@@ -136,7 +136,7 @@ def test_a_prompt_that_it_told_of_ends_a_dispute() -> None:
     for number in range(12):
         finish(our, query(str(number), 4, number * 1000), number * 10.0)
         if number % 3 == 2:
-            our.stored("a", keys_of(1, number * 1000), number * 10.0 + 1)
+            our.stored("a", None, keys_of(1, number * 1000), number * 10.0 + 1)
     assert our.agrees("a")
 
 
@@ -147,7 +147,7 @@ def test_prompts_of_less_than_a_block_and_broken_answers_are_no_dispute() -> Non
         finish(our, query(str(number), 4, number * 1000), number * 10.0)
         our.choose(query(f"x{number}", 40, number * 5000), A, number * 10.0)
         our.cancelled(f"x{number}", number * 10.0 + 1)
-    our.stored("a", keys_of(1, 50_000), 200.0)
+    our.stored("a", None, keys_of(1, 50_000), 200.0)
     assert our.agrees("a")
     assert our.entries == 1
 
@@ -158,11 +158,11 @@ def test_prompts_that_it_told_of_and_has_let_go_of_since_are_no_dispute() -> Non
     for number in range(9):
         asked = query(str(number), 4, number * 1000)
         our.choose(asked, A, number * 10.0)
-        our.stored("a", asked.keys, number * 10.0)
+        our.stored("a", None, asked.keys, number * 10.0)
         our.first_token(asked.request, number * 10.0 + 0.1)
         our.finished(asked.request, number * 10.0 + 0.2, 10)
         our.removed("a", asked.keys)
-    our.stored("a", keys_of(1, 50_000), 200.0)
+    our.stored("a", None, keys_of(1, 50_000), 200.0)
     assert our.agrees("a")
     assert our.entries == 1
 
@@ -170,7 +170,7 @@ def test_prompts_that_it_told_of_and_has_let_go_of_since_are_no_dispute() -> Non
 def test_what_it_told_of_a_prompt_is_there_though_its_client_left_before_the_first_token() -> None:
     our = live()
     our.choose(query("1", 10), A, 0.0)
-    our.stored("a", keys_of(6), 0.1)
+    our.stored("a", None, keys_of(6), 0.1)
     our.cancelled("1", 0.2)
     assert expected(our, 10, now_s=0.3) == 6
 
@@ -182,9 +182,31 @@ def test_what_it_told_since_it_was_away_is_not_forgotten_as_it_is_met_again() ->
     our.trust("a", False)
     our.cleared("a")
     our.trust("a", True)
-    our.stored("a", keys_of(6), 1.0)
+    our.stored("a", None, keys_of(6), 1.0)
     again = FleetView((EngineView("a", True, life=1),))
     assert our.choose(query("2", 10), again, 2.0).cached_tokens == 6 * CHUNK
+
+
+def test_an_answer_that_it_does_not_tell_of_is_not_expected_by_the_next_turn() -> None:
+    our = live()
+    our.choose(query("1", 10), A, 0.0)
+    our.stored("a", None, keys_of(10), 0.1)
+    our.finished("1", 0.2, 300, keys=keys_of(13))
+    our.stored("a", None, keys_of(1, 50_000), 6.0)
+    assert expected(our, 14, now_s=6.0) == 10
+
+
+def test_what_had_to_leave_is_expected_again_once_it_is_asked_for_and_no_dispute() -> None:
+    our = live(index_entries=50)
+    our.stored("a", None, keys_of(40), 0.0)
+    our.stored("a", None, keys_of(40, 70_000), 1.0)
+    our.stored("a", keys_of(40)[-1], keys_of(42)[40:], 2.0)  # of which the keys before had to leave
+    assert (our.entries, expected(our, 42)) == (50, 10)
+    for number in range(4):
+        finish(our, query(str(number), 42), number * 10.0)
+    our.stored("a", None, keys_of(1, 50_000), 60.0)
+    assert our.agrees("a")
+    assert expected(our, 42) == 42
 
 
 def test_many_ends_at_once_are_bounded() -> None:
@@ -214,7 +236,7 @@ class Told(RuleBasedStateMachine):
         self.map.tells(2)
         self.running: list[tuple[tuple[int, ...], int, float]] = []
         self.engine: set[int] = set()
-        self.lost: set[int] = set()  # which the engine holds, and told, and the map has forgotten since
+        self.lost: set[int] = set()  # which the engine holds, and told, and for which there was no room
         self.now_s = 0.0
 
     @rule(chance=st.randoms(use_true_random=False))
@@ -222,6 +244,7 @@ class Told(RuleBasedStateMachine):
         keys, stamp = paths(chance), self.index.stamp(self.now_s)
         self.running.append((keys, self.map.match(keys), stamp))
         self.map.pin(keys, stamp)
+        self.lost -= set(keys)
         self.index.trim(self.map)
 
     @precondition(lambda self: self.running)
@@ -232,6 +255,7 @@ class Told(RuleBasedStateMachine):
         if end == "unproved":
             self.map.drop_unproved(keys, matched, stamp)
         left = keys if end == "finished" else keys[: self.map.match(keys)]
+        self.lost -= set(left)
         self.map.touch(left, self.index.stamp(self.now_s))
         self.map.over(keys, self.now_s, whole=end == "finished")
         self.map.disputed(self.now_s)
@@ -239,10 +263,27 @@ class Told(RuleBasedStateMachine):
 
     @rule(chance=st.randoms(use_true_random=False))
     def store(self, chance: random.Random) -> None:
+        """Of a prompt what was not told before, and maybe some that was."""
         keys = paths(chance)
-        self.engine |= set(keys)
-        self.lost -= set(keys)
-        self.map.stored(keys, self.index.stamp(self.now_s))
+        first = chance.randint(0, len([key for key in keys if key in self.engine]))
+        after = keys[first - 1] if first else None
+        new = set(keys[first:]) - self.engine
+        self.engine |= new
+        if first and after not in self.map._used:
+            self.lost |= new
+        else:
+            self.lost -= set(keys[first:])
+        self.map.stored(after, keys[first:], self.index.stamp(self.now_s))
+
+    @rule(count=st.integers(1, 3))
+    def evict(self, count: int) -> None:
+        """All engines' maps have one budget."""
+        self.map.evict(count)
+        self.lost |= self.engine - self.map._used.keys()
+
+    @rule()
+    def nobody_tells_what_was_not_told_before(self) -> None:
+        self.map.stored(-1, (-2, -3), self.index.stamp(self.now_s))
 
     @precondition(lambda self: self.engine)
     @rule(chance=st.randoms(use_true_random=False))
@@ -269,13 +310,6 @@ class Told(RuleBasedStateMachine):
         self.engine, self.lost = set(), set()
         self.running_again()
 
-    @rule()
-    def forget(self) -> None:
-        """What it reported made no sense: it is believed to hold nothing, and goes on telling of what it holds."""
-        self.map.clear()
-        self.lost |= self.engine
-        self.running_again()
-
     def running_again(self) -> None:
         for keys, _, _ in self.running:
             self.map.touch(keys, self.index.stamp(self.now_s))
@@ -296,11 +330,12 @@ class Told(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_is_told_and_what_runs_or_just_ran(self) -> None:
-        hopes = self.map._hopes
-        assert hopes is not None
-        assert self.map._used.keys() - hopes.untold == self.engine - self.lost
+        word = self.map._word
+        assert word is not None
+        assert word.before.keys() == self.engine
+        assert self.map._used.keys() & self.engine == self.engine - self.lost
         pinned = {key for keys, _, _ in self.running for key in keys}
-        late = {key for due_s, keys, _ in hopes.due for key in keys if due_s > self.now_s}
+        late = {key for due_s, keys, _ in word.due for key in keys if due_s > self.now_s}
         assert pinned <= self.map._used.keys() <= self.engine | pinned | late
 
 

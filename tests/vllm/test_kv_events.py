@@ -63,8 +63,8 @@ class Index:
     def trust(self, _: str, engine: str, live: bool, block_tokens: int) -> None:
         self.router.trust(engine, live, block_tokens)
 
-    def stored(self, _: str, engine: str, keys: tuple[int, ...]) -> None:
-        self.router.stored(engine, keys, asyncio.get_running_loop().time())
+    def stored(self, _: str, engine: str, after: int | None, keys: tuple[int, ...]) -> None:
+        self.router.stored(engine, after, keys, asyncio.get_running_loop().time())
 
     def removed(self, _: str, engine: str, keys: tuple[int, ...]) -> None:
         self.router.removed(engine, keys)
