@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import structlog
-from prometheus_client.core import Metric
 from starlette.types import ASGIApp
 
 from engines.base import EngineInfo
@@ -37,9 +36,12 @@ from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.explain import Explain
+from gateway.observe.group import Known
 from gateway.observe.health import Health
+from gateway.observe.load import Load
 from gateway.observe.metrics import Metrics
 from gateway.observe.scrape import Scrapes
+from gateway.observe.truth import RoutingTruth
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
@@ -152,6 +154,7 @@ class Gateway:
     condition: Condition
     models: tuple[Model, ...]
     gate: Gate
+    metrics: Metrics
     reload: Callable[[], None] | None
 
 
@@ -161,72 +164,128 @@ async def running(configured: Configured, environ: Mapping[str, str], access: Re
     of the access log."""
     settings, models = configured.settings, configured.models
     _warn_of(models, unchecked=configured.warn_unchecked)
+    parts = _parts(configured, environ, access)
+    async with (
+        parts.gate.lag.ticking(),
+        parts.traces.sending,
+        parts.upstream,
+        _rendering_apart(settings, models, environ) as models,
+    ):
+        main, admin = _applications(parts, models)
+        async with _beside(*(each.run for each in _asking(parts, models))):
+            yield Gateway(main, admin, parts.registry, parts.condition, models, parts.gate, parts.metrics, parts.sources.reload)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the requests of a gateway share."""
+
+    settings: Settings
+    registry: Registry
+    condition: Condition
+    gate: Gate
+    upstream: Upstream
+    caches: KvEvents
+    traces: Traces
+    explain: Explain
+    truth: RoutingTruth
+    metrics: Metrics
+    membership: Membership
+    sources: Sources
+    bus: Bus
+
+
+def _parts(configured: Configured, environ: Mapping[str, str], access: Records | None) -> _Parts:
+    """The parts, wired, before anything is asked or served."""
+    settings, models = configured.settings, configured.models
     registry, troubles = Registry((), standing_rules(settings.failures)), Troubles()
-    dialect, condition = OpenAIChat(), Condition(troubles.told)
-    limits, clock = settings.limits, asyncio.get_running_loop().time
+    clock = asyncio.get_running_loop().time
     gate = Gate(settings, registry, clock, configured.chance)
-    health = Health(
-        lambda: [(each.model, each.id) for each in registry.members.values()], registry.is_ready, registry.breaker_state
-    )
     upstream = Upstream(gate.lag.stood_s)
     caches = KvEvents(registry, upstream, gate.guides)
-    traces, explain = Traces(settings.tracing, registry, clock), Explain(clock)
-    gauges = (gate.gauges, health, lambda: [troubles.metric()], caches.gauges, traces.metrics)
-    metrics = _metrics(settings, models, registry, dialect.name, lambda: chain.from_iterable(each() for each in gauges))
+    traces, explain, truth = Traces(settings.tracing, registry, clock), Explain(clock), RoutingTruth()
+    known = Known(served(settings, models), [OpenAIChat.name])
+    checks = {model.name: model.checked.passed for model in models if model.checked is not None}
+    health, load = Health(known, registry, checks), Load(known, registry)
+    more = (truth, gate.metrics, health, load, caches.metrics(), troubles.metrics(), traces.metrics)
+    metrics = Metrics(known, more)
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
-    parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
     logs = [AccessLog(access, time.time)] if access is not None else []
     bus = Bus([registry.running.apply, gate.admission, metrics, explain, *traces.observers, *logs])
-    async with gate.lag.ticking(), traces.sending, upstream, _rendering_apart(settings, models, environ) as models:
-        services = _services(settings, registry, upstream, bus, gate)
-        server = settings.server
-        options = ServeOptions(request_limits(limits), server.max_body_bytes, server.headers_grace_s, server.route_headers)
-        names, new_id = by_name(models), request_ids()
-        chat = Completions(
-            dialect,
-            names,
-            services=services,
-            admission=gate.admission,
-            options=options,
-            unix_time=time.time,
-            new_id=new_id,
-            is_open=lambda: condition.open,
-            trace=traces.begin,
-        )
-        scrapes = Scrapes(metrics.copied)
-        shown = scrapes if is_loopback(settings.server.host) else None
-        public = operations(registry, models, condition, shown, to_operators=False)
-        add_models(public, names, partial(_listing, registry))
-        debugging = Debugging(dialect, names, registry, options)
-        add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
-        declare(public, [dialect])
-        admin = operations(registry, models, condition, scrapes, to_operators=True)
-        told = Told(gate.guides.believed, metrics.truth.of, caches.state)
-        add_admin(admin, registry, told, explain, OwnSite((server.admin_host, *server.admin_names)))
-        for api in (public, admin):
-            answer_errors(api, dialect.error)
+    return _Parts(
+        settings,
+        registry,
+        Condition(troubles.told),
+        gate,
+        upstream,
+        caches,
+        traces,
+        explain,
+        truth,
+        metrics,
+        membership,
+        sources,
+        bus,
+    )
 
-        def on_info(member: Member, info: EngineInfo) -> None:
-            metrics.engine_info(member.id, member.engine.kind, info.version, member.model)
-            gate.guides.told(member.model, member.id, info)
 
-        prober = Prober(registry, upstream, parity, on_info, stood_s=gate.lag.stood_s)
-        asking = (prober, Loads(registry, upstream, on_info), membership, sources, caches)
-        async with _beside(*(each.run for each in asking)):
-            refusal = dialect.error(Draining(CLOSED))
-            main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))
-            yield Gateway(main, Numbered(admin, new_id), registry, condition, models, gate, sources.reload)
+def _applications(parts: _Parts, models: tuple[Model, ...]) -> tuple[ASGIApp, ASGIApp]:
+    """What clients are served by, and what operators are."""
+    server, condition, registry, gate = parts.settings.server, parts.condition, parts.registry, parts.gate
+    dialect, names, new_id = OpenAIChat(), by_name(models), request_ids()
+    services = _services(parts)
+    limits = request_limits(parts.settings.limits)
+    options = ServeOptions(limits, server.max_body_bytes, server.headers_grace_s, server.route_headers)
+    chat = Completions(
+        dialect,
+        names,
+        services=services,
+        admission=gate.admission,
+        options=options,
+        unix_time=time.time,
+        new_id=new_id,
+        is_open=lambda: condition.open,
+        trace=parts.traces.begin,
+    )
+    scrapes = Scrapes(parts.metrics.copied)
+    public = operations(registry, models, condition, scrapes if is_loopback(server.host) else None, to_operators=False)
+    add_models(public, names, partial(_listing, registry))
+    debugging = Debugging(dialect, names, registry, options)
+    add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
+    declare(public, [dialect])
+    admin = operations(registry, models, condition, scrapes, to_operators=True)
+    told = Told(gate.guides.believed, parts.truth.of, parts.caches.state)
+    add_admin(admin, registry, told, parts.explain, OwnSite((server.admin_host, *server.admin_names)))
+    for api in (public, admin):
+        answer_errors(api, dialect.error)
+    refusal = dialect.error(Draining(CLOSED))
+    main = HotPaths({dialect.path: chat}, Numbered(Closing(public, condition, refusal), new_id))
+    return main, Numbered(admin, new_id)
+
+
+class _Runs(Protocol):
+    """What works beside the requests."""
+
+    async def run(self) -> None:
+        """For ever."""
+
+
+def _asking(parts: _Parts, models: tuple[Model, ...]) -> Iterator[_Runs]:
+    """Who asks engines, and what names them."""
+    registry, upstream, gate = parts.registry, parts.upstream, parts.gate
+    parity = {model.name: Parity(model.rendered.prompter.tokenizer) for model in models if model.rendered is not None}
+
+    def on_info(member: Member, info: EngineInfo) -> None:
+        parts.metrics.engine_info(member.id, member.engine.kind, info.version, member.model)
+        gate.guides.told(member.model, member.id, info)
+
+    yield Prober(registry, upstream, parity, on_info, stood_s=gate.lag.stood_s)
+    yield Loads(registry, upstream, on_info)
+    yield from (parts.membership, parts.sources, parts.caches)
 
 
 def _listing(registry: Registry, wanted: tuple[Model, ...]) -> bytes:
     return models_list(ModelCard(each.name, each.created_s, context_of(each, registry)) for each in wanted)
-
-
-def _metrics(
-    settings: Settings, models: tuple[Model, ...], registry: Registry, dialect: str, more: Callable[[], Iterable[Metric]]
-) -> Metrics:
-    checks = {model.name: model.checked.passed for model in models if model.checked is not None}
-    return Metrics(served(settings, models), [dialect], registry.running, registry.mismatched, checks, more=more)
 
 
 @asynccontextmanager
@@ -261,13 +320,13 @@ def _naming(
     return membership, sources
 
 
-def _services(settings: Settings, registry: Registry, upstream: Upstream, bus: Bus, gate: Gate) -> Services:
-    failures = settings.failures
+def _services(parts: _Parts) -> Services:
+    failures, gate, registry = parts.settings.failures, parts.gate, parts.registry
     return Services(
         registry=registry,
-        upstream=upstream,
-        bus=bus,
-        limits=stage_limits(settings.timeouts),
+        upstream=parts.upstream,
+        bus=parts.bus,
+        limits=stage_limits(parts.settings.timeouts),
         watchdog=gate.watchdog,
         new_call_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
         retries=RetryBudget(retry_rules(failures), lambda: sum(registry.running.counts.values())),

@@ -45,6 +45,8 @@ class Attempt:
         self._began_s = self._loop.time()
         self._heard_s = 0.0
         self._prefilling = True
+        self._prefilled_s = 0.0
+        self._stalled_s = 0.0
         self._parse: Take = progress.course.take
 
     @property
@@ -84,6 +86,7 @@ class Attempt:
             raise
         finally:
             visit.over()
+            self._worked(served=failure is None)
             self._release(served=failure is None)
             if failure is not None and job.sink.gone:
                 emit(ClientGone(ledger.request_id, number, member.id))
@@ -96,10 +99,19 @@ class Attempt:
     def _prefilled(self, now_s: float) -> None:
         """The first token of all: what the engine does for it is done."""
         self._prefilling = False
+        self._prefilled_s = now_s - self._began_s
         route, ledger, member = self.progress.route, self._job.ledger, self.member
         route.prefilled()
         about = (ledger.request_id, self.number, member.id, member.model)
-        self._job.services.bus.emit(Prefilled(*about, now_s - self._began_s, route.forecast))
+        self._job.services.bus.emit(Prefilled(*about, self._prefilled_s, route.forecast))
+
+    def _worked(self, *, served: bool) -> None:
+        """Where the time of the attempt went."""
+        age_s, ledger = self.age_s(), self._job.ledger
+        prefill_s = age_s if self._prefilling else self._prefilled_s
+        ledger.worked(prefill_s, max(age_s - prefill_s - self._stalled_s, 0.0), goes_on=self.resumed)
+        if served and (per_token_s := self.progress.per_token_s) is not None:
+            ledger.per_token_s.append(per_token_s)
 
     def _release(self, *, served: bool) -> None:
         """Nothing stays charged to the engine, whose router learns what it had in its cache. What an engine says of an answer
@@ -209,8 +221,11 @@ class Attempt:
 
     def _take(self, chunks: Sequence[Chunk], course: Course, timer: StageTimer) -> None:
         self._time(sum(chunk.tokens for chunk in chunks), timer, known=course.repeats)
-        if self._parse(chunks) and self.progress.first_s is None:
-            self.progress.first_s = self._loop.time()
+        progress = self.progress
+        if self._parse(chunks) and progress.first_output_s is None:
+            now_s = self._loop.time()
+            progress.first_s = progress.first_s or now_s
+            progress.first_output_s = now_s if course.output else None
 
     def _missed(self, course: Course) -> bool:
         return course.schema_missed and self.progress.may_miss and not self.progress.delivered
@@ -240,6 +255,8 @@ class Attempt:
             return
         if progress.last_token_s is not None:
             self._job.ledger.inter_token_s.append(((now - progress.last_token_s) / tokens, tokens))
+        else:
+            progress.first_token_s = now
         progress.last_token_s = now
 
     def _first_token(self) -> None:
@@ -249,6 +266,8 @@ class Attempt:
             ledger.ttft_s = first_s - ledger.received_s
             event = FirstToken(ledger.request_id, ledger.attempts, member.id, member.model, ledger.ttft_s)
             self._job.services.bus.emit(event)
+        if ledger.first_output_s is None and self.progress.first_output_s is not None:
+            ledger.first_output_s = self.progress.first_output_s - ledger.received_s
 
     async def _write(self, course: Course, timer: StageTimer) -> None:
         """Sends what was read since; what the client makes us wait is not the engine's time."""
@@ -260,8 +279,9 @@ class Attempt:
         timer.pause()
         stalled_s = await self._job.sink.write(body)
         timer.touch()
-        if self.progress.last_token_s is not None:
-            self.progress.last_token_s += stalled_s
+        if stalled_s:
+            self._stalled_s += stalled_s
+            self.progress.stalled(stalled_s)
 
 
 async def _bytes(exchange: Exchange, within_s: float | None) -> bytes:

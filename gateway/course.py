@@ -14,14 +14,22 @@ from gateway.formats.check import call_check
 from gateway.job import Job
 from gateway.model import Rendered
 from gateway.reading import reader_for, thought_limit
-from gateway.request import Delta, Finish, ParseFailure, Prompt, Tokens, Usage
+from gateway.request import Delta, Finish, ParseFailure, Prompt, ReasoningText, Tokens, Usage
 from gateway.transcript import Transcript
 
 _UNSEEN = frozenset({ParseFailure, Finish, Tokens})  # what a reader of the answer does not see
+_NO_OUTPUT = _UNSEEN | {ReasoningText}
 
 
 class Course(Protocol):
     """How one attempt's chunks become bytes for the client."""
+
+    output: bool
+    """Whether anything was read that a reader of the answer sees and that is no thought."""
+
+    @property
+    def choices(self) -> int:
+        """How many answers it is the course of."""
 
     @property
     def ended(self) -> bool:
@@ -77,6 +85,8 @@ class RenderedCourse:
     The deltas of a whole answer are kept until the attempt is over, so that one that missed its schema can be repeated.
     """
 
+    choices = 1
+
     def __init__(self, job: Job, rendered: Rendered, prompt: Prompt, choice: int, *, by_ids: bool) -> None:
         """`by_ids` as for `reader_for`."""
         self._reader = reader_for(
@@ -100,6 +110,7 @@ class RenderedCourse:
         self._streamed = job.sink.streamed
         self._opened = False
         self._kept: list[Delta] = []
+        self.output = False
         job.ledger.begin(choice, self._reader.tally)
 
     @property
@@ -130,6 +141,7 @@ class RenderedCourse:
             if deltas:
                 self._kept += deltas
                 seen = seen or any(type(delta) not in _UNSEEN for delta in deltas)
+                self.output = self.output or any(type(delta) not in _NO_OUTPUT for delta in deltas)
         self._opened = self._opened or seen
         return seen
 
@@ -191,7 +203,8 @@ class PassedCourse:
     def __init__(self, job: Job, expected: int) -> None:
         self._job = job
         self._check = call_check(job.request.offered)
-        self._expected = expected
+        self._expected = self.choices = expected
+        self.output = False
         self._readers: dict[int, PassedReader] = {}
         self._streamed = job.sink.streamed
         self._opened = False  # a role alone does not begin an answer: until then a failure is a plain HTTP error
@@ -258,6 +271,7 @@ class PassedCourse:
                 continue  # after the end of a choice nothing more of it is said
             if chunk.deltas and type(chunk.deltas[-1]) is not Tokens:  # which come before what is made of them
                 seen = self._opened = True
+                self.output = self.output or any(type(delta) not in _NO_OUTPUT for delta in chunk.deltas)
             elif chunk.finish is not None:
                 self._opened = True
             self._kept.append((chunk.choice, chunk.raw, deltas))

@@ -9,7 +9,7 @@ monotonic clock; durations are seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.request import FailureKind, Sampling, Usage
+from gateway.request import FailureKind, FinishReason, Sampling, Usage
 from gateway.routing.view import EngineView, Forecast
 
 Outcome = Literal["ok", "client_error", "rejected", "upstream_error", "timeout", "client_gone", "drained"]
@@ -123,11 +123,16 @@ class ClientGone:
 class Finished:
     """The request is over. The one event that the access log and most metrics are made from.
 
-    `inter_token_s` holds one pair for each gap between token-bearing chunks: seconds per token, and how many tokens came.
+    `inter_token_s` holds one pair for each gap between token-bearing chunks: seconds per token, and how many tokens came;
+    `per_token_s` one figure for each answer given, over all its tokens but the first. `first_output_s` is as `ttft_s`, to the
+    first delta that is no thought. `prefill_s` and `decode_s` are of the attempt that served, or else of the last, and of those
+    that it went on with: to the first token, and from there to its end, but for the time that the client made it wait.
+    `finish_reasons` are those of the answers that came to their end.
     `ended_thoughts` are those that the gateway ended, as they had all the tokens that the request allows. `retries` are the
     attempts that followed a failure, `resumes` those of them that went on with a broken answer. `trace_id` is the trace's that it
-    is a part of, where that is known. `arrived_s` is when its first byte came, `rendered` when its prompt began and ended to be
-    made, `entered_s` when it came to where it may have to wait. `sampling`, `max_tokens`, `choices` and `session` are the
+    is a part of, where that is known, and `sampled` whether that is recorded. `arrived_s` is when its first byte came, `rendered`
+    when its prompt began and ended to be made, `tokenize_s` the part of that which made ids of text; `entered_s` is when it came
+    to where it may have to wait. `sampling`, `max_tokens`, `choices` and `session` are the
     client's; `as_json`: it wants JSON.
     """
 
@@ -143,11 +148,15 @@ class Finished:
     attempts: int
     duration_s: float
     ttft_s: float | None = None
+    first_output_s: float | None = None
     queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
     client_stall_s: float = 0.0
     usage: Usage = field(default_factory=Usage)
-    finish_reason: str | None = None
+    finish_reasons: tuple[FinishReason, ...] = ()
     inter_token_s: tuple[tuple[float, int], ...] = ()
+    per_token_s: tuple[float, ...] = ()
     with_tools: bool = False
     tool_calls: int = 0
     ended_thoughts: int = 0
@@ -156,14 +165,26 @@ class Finished:
     failures: tuple[tuple[FailureKind, int], ...] = ()
     notes: tuple[str, ...] = ()
     trace_id: str | None = None
+    sampled: bool = False
     arrived_s: float = 0.0
     rendered: tuple[float, float] | None = None
+    tokenize_s: float | None = None
     entered_s: float | None = None
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     choices: int = 1
     as_json: bool = False
     session: str | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the first of its answers ended."""
+        return self.finish_reasons[0] if self.finish_reasons else None
+
+    @property
+    def recorded(self) -> str | None:
+        """The trace's id, where there is a trace to be found by it."""
+        return self.trace_id if self.sampled else None
 
 
 Event = (

@@ -65,11 +65,15 @@ class Ledger:
     attempts: int = 0
     queue_s: float = 0.0
     ttft_s: float | None = None
+    first_output_s: float | None = None
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
     ended_thoughts: int = 0
     retries: int = 0
     resumes: int = 0
     deaths: set[str] = field(default_factory=set)  # engines that it may have taken down
     inter_token_s: list[tuple[float, int]] = field(default_factory=list)
+    per_token_s: list[float] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     engine_usage: Usage | None = None
     trace: Trace = UNTRACED
@@ -79,6 +83,12 @@ class Ledger:
     def waited(self, queue_s: float) -> None:
         """The request waited for an engine, or was sent away after the wait."""
         self.queue_s = queue_s
+
+    def worked(self, prefill_s: float, decode_s: float, *, goes_on: bool) -> None:
+        """An attempt is over, in which an engine took so long for its first token and for the rest. What it was before is kept
+        where this one went on with that; else it was for nothing."""
+        self.prefill_s = prefill_s + (self.prefill_s if goes_on else 0.0)
+        self.decode_s = decode_s + (self.decode_s if goes_on else 0.0)
 
     def begin(self, choice: int, tally: Tally) -> None:
         """An answer for this choice begins; the failures of one that was thrown away stay counted."""

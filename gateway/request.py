@@ -150,7 +150,7 @@ class Prompt:
 
     `tail` is the end of the text from the last turn's header on. `notes` are the mappings made on the way ("developer message
     given as system"), for the log: few, and without a client's text; `constraint` is what the engine must enforce; `max_tokens`
-    is the client's limit, within what the context leaves.
+    is the client's limit, within what the context leaves; `tokenize_s` is how long it took to make the ids, in seconds.
     """
 
     text: str
@@ -160,6 +160,7 @@ class Prompt:
     constraint: Constraint | None = None
     max_tokens: int | None = None
     notes: tuple[str, ...] = ()
+    tokenize_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,11 @@ class Trace:
         """The trace's, where it is known."""
         return None if self.context is None else self.context.trace_id
 
+    @property
+    def sampled(self) -> bool:
+        """Whether it is recorded, here or by the caller."""
+        return self.context is not None and self.context.sampled
+
     def headers(self, attempt: int) -> Mapping[str, str]:
         """What the engine of this attempt is told."""
         return _NONE if self.context is None else self.context.headers()

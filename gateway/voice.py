@@ -67,6 +67,7 @@ def wired(
         syntax=call_format.call_syntax,
         clock=clock or _now,
         seconds=time.thread_time,
+        timer=time.perf_counter,
         guard=threading.Lock(),
         control_tokens=speech.control_tokens,
         profile=profile,

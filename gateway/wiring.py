@@ -3,12 +3,11 @@
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from importlib import metadata
 from ipaddress import ip_address
 
-from prometheus_client.core import Metric
 from yarl import URL
 
 from engines.base import Engine, KvEventsWay
@@ -22,7 +21,7 @@ from gateway.fleet.standing import StandingRules
 from gateway.lag import LoopLag
 from gateway.model import Model
 from gateway.observe.bus import Observer
-from gateway.observe.metrics import Served
+from gateway.observe.group import Group, Served
 from gateway.observe.overload import Overload
 from gateway.observe.sending import Sender, counted
 from gateway.observe.spans import Place
@@ -119,13 +118,13 @@ class Gate:
     that are equal."""
 
     def __init__(self, settings: Settings, registry: Registry, clock: Callable[[], float], chance: Chance) -> None:
-        limits = settings.limits
-        admission, lag = Admission(registry, queue_rules(limits), watchdog := Watchdog()), LoopLag()
-        self.watchdog, self.admission, self.lag = watchdog, admission, lag
-        self.guides = Guides((model.name for model in settings.models), tuning(settings.routing), clock, chance)
-        self.pressure = pressure = Pressure(limits.inflight_requests, {"lag": lambda: lag.lasting_s})
-        models = [model.name for model in settings.models]
-        self.gauges = Overload(models, admission.depth, lambda: admission.fill, lambda: pressure.level, lambda: lag.most_s)
+        limits, models = settings.limits, [model.name for model in settings.models]
+        self.watchdog = watchdog = Watchdog()
+        self.admission = admission = Admission(registry, queue_rules(limits), watchdog)
+        self.guides = Guides(models, tuning(settings.routing), clock, chance)
+        self.pressure = pressure = Pressure(limits.inflight_requests, {"lag": lambda: self.lag.lasting_s})
+        self.metrics = Overload(models, admission.depths, lambda: admission.fill, lambda: pressure.level, lambda: self.lag.most_s)
+        self.lag = LoopLag(self.metrics.ticked)
 
 
 class Traces:
@@ -136,7 +135,7 @@ class Traces:
         self.begin: Begin = passed_on
         self.observers: tuple[Observer, ...] = ()
         self.sending: AbstractAsyncContextManager[None] = nullcontext()
-        self.metrics: Callable[[], Iterable[Metric]] = counted
+        self.metrics: Group = counted()
         if settings.otlp_endpoint is None:
             return
         from gateway.observe.otlp import Otlp  # noqa: PLC0415  # it needs packages that not every installation has
@@ -151,7 +150,12 @@ class Traces:
             wall_s=time.time,
             bits=secrets.randbits,
         )
-        self.begin, self.observers, self.sending, self.metrics = tracing.begin, (tracing,), sender.sending(), sender.metrics
+        self.begin, self.observers, self.sending, self.metrics = (
+            tracing.begin,
+            (tracing,),
+            sender.sending(),
+            counted(sender.counts),
+        )
 
 
 def _place(member: Member | None) -> Place | None:

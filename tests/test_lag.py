@@ -132,7 +132,7 @@ async def test_c13_a_long_prompt_and_large_tool_json_hold_nobody_up(tmp_path: Pa
 
 async def lateness(client: httpx.AsyncClient, admin_url: str) -> float:
     text = (await client.get(f"{admin_url}/metrics")).text
-    (line,) = [line for line in text.splitlines() if line.startswith("interlock_event_loop_lag_seconds ")]
+    (line,) = [line for line in text.splitlines() if line.startswith("interlock_event_loop_lag_max_seconds ")]
     return float(line.split()[1])
 
 

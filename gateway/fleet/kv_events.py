@@ -9,13 +9,12 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Literal, Protocol
 
 import structlog
 import zmq
-from prometheus_client.core import Metric
 
 from engines.base import Call
 from gateway.apart import apart
@@ -25,7 +24,8 @@ from gateway.fleet.kv_mirror import Mirror, News, Reason
 from gateway.fleet.kv_socket import Context, Subscription
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.registry import Member, Registry
-from gateway.observe.series import Counter, gauge
+from gateway.observe.group import Group
+from gateway.observe.series import PAIR, Counter, Gauge
 from gateway.routing.blocks import Blocks
 from gateway.upstream import Upstream
 from gateway.wire.kv import BadEvents, KvBatch
@@ -35,7 +35,6 @@ _log = structlog.get_logger("interlock.fleet")
 State = Literal["off", "live", "shadow"]
 """`off`: its settings name no events. `live`: routing goes by what it tells. `shadow`: by what was sent there."""
 
-_PAIR = ("model", "engine")
 _MOST_WAITING = 64  # pieces that wait for the loop
 _AT_ONCE = 8  # that it takes before it turns to something else
 _LOOK_S, _AGAIN_S, _END_S = 1.0, 5.0, 2.0
@@ -98,13 +97,15 @@ class KvEvents:
         members = self._registry.members.values()
         return {(each.model, each.id): self._book.state_of((each.model, each.id)) for each in members}
 
-    def gauges(self) -> Iterator[Metric]:
+    def metrics(self) -> Group:
         """Which engines with such events are live, and what was counted of them."""
-        live = [(pair, float(state == "live")) for pair, (state, _) in self.states().items() if state != "off"]
-        text = "1: routing goes by what the engine tells of its cache. 0: by what was sent there."
-        yield gauge("interlock_engine_kv_events_live", text, _PAIR, live)
-        yield self._book.events.copied()()
-        yield self._book.gaps.copied()()
+        live = Gauge(
+            "interlock_engine_kv_events_live",
+            "1: routing goes by what the engine tells of its cache. 0: by what was sent there.",
+            PAIR,
+            lambda: [(pair, float(state == "live")) for pair, (state, _) in self.states().items() if state != "off"],
+        )
+        return Group("Events of engines' caches", (live, self._book.events, self._book.gaps))
 
     def _feed(self, context: Context, ending: "set[Subscription]", member: Member) -> Coroutine[None, None, None] | None:
         source, reader = member.kv_events, member.engine.kv_reader()
@@ -127,8 +128,8 @@ class _Book:
     """The state of each engine that is followed, and what was counted of it."""
 
     def __init__(self) -> None:
-        self.events = Counter("interlock_kv_events", "Events of engines' caches, by kind.", (*_PAIR, "kind"))
-        self.gaps = Counter("interlock_kv_event_gaps", "How often such events were missed.", _PAIR)
+        self.events = Counter("interlock_kv_events_total", "Events of engines' caches, by kind.", (*PAIR, "kind"))
+        self.gaps = Counter("interlock_kv_event_gaps_total", "How often such events were missed.", PAIR)
         self._states: dict[tuple[str, str], tuple[State, Reason]] = {}
 
     def state_of(self, pair: tuple[str, str]) -> tuple[State, Reason]:

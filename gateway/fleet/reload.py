@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar, get_args
 
 import structlog
-from prometheus_client.core import Metric
 
 from gateway.apart import apart
 from gateway.errors import SettingsError
-from gateway.observe.series import gauge
+from gateway.observe.group import Group
+from gateway.observe.series import Gauge, Labels
 from gateway.settings import EngineSettings, ModelSettings, Settings
 from gateway.settings_base import Section
 
@@ -59,11 +59,14 @@ class Troubles:
             told[origin] = [*told.get(origin, []), *lines][:_TOLD]
         return told
 
-    def metric(self) -> Metric:
+    def metrics(self) -> Group:
         """Whether each origin has problems."""
-        failed = [((origin,), float(any(each == origin for each, _ in self._now))) for origin in get_args(Origin)]
+
+        def failed() -> list[tuple[Labels, float]]:
+            return [((origin,), float(any(each == origin for each, _ in self._now))) for origin in get_args(Origin)]
+
         text = "1: what names engines there cannot be read now, and what it said before stays."
-        return gauge("interlock_config_reload_failed", text, ("origin",), failed)
+        return Group("Settings", [Gauge("interlock_config_reload_failed", text, ("origin",), failed)])
 
 
 class WatchedFile:

@@ -1,31 +1,53 @@
-"""Which engines can serve, and what their breakers are, as a scrape reads it."""
+"""Which engines can serve, what their breakers are, how often they were restarted, and what models were checked for."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import Metric
-
-from gateway.observe.series import gauge
+from gateway.fleet.registry import Registry
+from gateway.fleet.standing import Standing
+from gateway.observe.group import Group, Known
+from gateway.observe.series import PAIR, Gauge, Labels, Total
+from gateway.prompt.profile import CheckName
 from gateway.routing.breaker import BreakerState
 
-_PAIR = ("model", "engine")
-_VALUES: Mapping[BreakerState, float] = {"closed": 0.0, "open": 1.0, "half_open": 2.0}
+_BREAKERS: Mapping[BreakerState, float] = {"closed": 0.0, "open": 1.0, "half_open": 2.0}
 
 
-class Health:
-    """`pairs` are the models with their engines; `up` says of an engine whether it can serve, as far as is known."""
+class Health(Group):
+    """As the registry knows it. `checks` says which of a model's tests passed, where they were run."""
 
-    def __init__(
-        self, pairs: Callable[[], Iterable[tuple[str, str]]], up: Callable[[str], bool], breaker: Callable[[str], BreakerState]
-    ) -> None:
-        self._pairs = pairs
-        self._up = up
-        self._breaker = breaker
+    def __init__(self, known: Known, registry: Registry, checks: Mapping[str, Mapping[CheckName, bool]]) -> None:
+        tests = [((model, test), float(passed)) for model, run in checks.items() for test, passed in run.items()]
 
-    def __call__(self) -> Iterator[Metric]:
-        """The gauges."""
-        pairs = list(self._pairs())
-        up = [(pair, float(self._up(pair[1]))) for pair in pairs]
-        yield gauge("interlock_engine_up", "1: the engine can serve, by its probes and connections.", _PAIR, up)
-        states = [(pair, _VALUES[self._breaker(pair[1])]) for pair in pairs]
-        text = "What the engine's failures made of it. 0: requests go there, 1: none do, 2: one tries it."
-        yield gauge("interlock_engine_breaker_state", text, _PAIR, states)
+        def of(value: Callable[[Standing], float], compared: bool = False) -> Callable[[], Iterator[tuple[Labels, float]]]:
+            def read() -> Iterator[tuple[Labels, float]]:
+                for each in registry.members.values():
+                    if not compared or known.served[each.model].rendered:
+                        yield (each.model, each.id), value(registry.standing(each.id))
+
+            return read
+
+        families = (
+            Gauge("interlock_engine_up", "1: the engine can serve, by its probes and connections.", PAIR, of(lambda e: e.ready)),
+            Gauge(
+                "interlock_engine_breaker_state",
+                "What the engine's failures made of it. 0: requests go there, 1: none do, 2: one tries it.",
+                PAIR,
+                of(lambda e: _BREAKERS[e.breaker.state(registry.now_s())]),
+            ),
+            Total(
+                "interlock_engine_restarts_total",
+                "Lives of the engine that were noticed to have ended: it may be another process since.",
+                PAIR,
+                of(lambda e: e.restarts),
+            ),
+            Gauge(
+                "interlock_engine_tokenizer_mismatch",
+                "1: out of service, its tokenizer is not the model's.",
+                PAIR,
+                of(lambda e: e.problem == "tokenizer_mismatch", compared=True),
+            ),
+            Gauge(
+                "interlock_model_check", "1: the model passed this test of `interlock check`.", ("model", "test"), lambda: tests
+            ),
+        )
+        super().__init__("Health", families)

@@ -1,35 +1,50 @@
-"""How close the gateway is to its limits, as a scrape reads it."""
+"""How close the gateway is to its limits."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client.core import Metric
+from gateway.observe.group import Group
+from gateway.observe.series import Gauge, Histogram
 
-from gateway.observe.series import gauge
+_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
-class Overload:
-    """The queue of each model, how full it is of all (1: full), the pressure (1: a limit is met) and the loop's largest lateness
-    of the last seconds."""
+class Overload(Group):
+    """`depths` are the requests of a model that wait, by priority; `fill` how full the queue of all is (1: full); `pressure` how
+    close to a limit the gateway is (1: one is met); `most_late_s` the loop's largest lateness of the last seconds."""
 
     def __init__(
         self,
         models: Iterable[str],
-        depth: Callable[[str], int],
+        depths: Callable[[str], Mapping[int, int]],
         fill: Callable[[], float],
         pressure: Callable[[], float],
-        late_s: Callable[[], float],
+        most_late_s: Callable[[], float],
     ) -> None:
-        self._models = tuple(models)
-        self._depth = depth
-        self._fill = fill
-        self._pressure = pressure
-        self._late_s = late_s
+        models = tuple(models)
+        self._lag = Histogram(
+            "interlock_event_loop_lag_seconds", "How late the event loop was at each of its ticks, 20 a second.", (), _LAG_S
+        )
+        families = (
+            Gauge(
+                "interlock_queue_depth",
+                "Requests that wait for an engine now, by priority.",
+                ("model", "priority"),
+                lambda: [
+                    ((model, str(priority)), count) for model in models for priority, count in sorted(depths(model).items())
+                ],
+            ),
+            Gauge("interlock_queue_fill", "How full the queue of all models is; 1: full.", (), lambda: [((), fill())]),
+            Gauge("interlock_pressure", "How close the gateway is to its limits; 1: one is met.", (), lambda: [((), pressure())]),
+            self._lag,
+            Gauge(
+                "interlock_event_loop_lag_max_seconds",
+                "How late the event loop was in the last 5 s, at the most.",
+                (),
+                lambda: [((), most_late_s())],
+            ),
+        )
+        super().__init__("Overload", families)
 
-    def __call__(self) -> Iterator[Metric]:
-        """The gauges."""
-        depths = [((model,), float(self._depth(model))) for model in self._models]
-        yield gauge("interlock_queue_depth", "Requests that wait for an engine now.", ("model",), depths)
-        yield gauge("interlock_queue_fill", "How full the queue of all models is; 1: full.", (), [((), self._fill())])
-        yield gauge("interlock_pressure", "How close the gateway is to its limits; 1: one is met.", (), [((), self._pressure())])
-        late = [((), self._late_s())]
-        yield gauge("interlock_event_loop_lag_seconds", "How late the event loop was in the last 5 s, at the most.", (), late)
+    def ticked(self, late_s: float) -> None:
+        """The loop's tick came this late."""
+        self._lag.add((), late_s)

@@ -7,13 +7,13 @@ dropped and counted; the log has one line where that begins and one where it end
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, Metric
 
-from gateway.observe.series import gauge
+from gateway.observe.group import Group
+from gateway.observe.series import Gauge, Total
 from gateway.observe.spans import Span
 
 _log = structlog.get_logger("interlock.tracing")
@@ -65,9 +65,9 @@ class Sender:
             self._wake.set()
             await asyncio.shield(asyncio.to_thread(self._end, thread))
 
-    def metrics(self) -> Iterator[Metric]:
-        """How many were sent, how many were not, and how many wait."""
-        return counted(self._sent, self._full, self._unsent, self._made - self._sent - self._full - self._unsent)
+    def counts(self) -> tuple[int, int, int, int]:
+        """How many were sent, found no room, were not taken, and wait."""
+        return self._sent, self._full, self._unsent, self._made - self._sent - self._full - self._unsent
 
     def _end(self, thread: threading.Thread) -> None:
         thread.join(CLOSE_S)
@@ -107,14 +107,14 @@ class Sender:
             _log.info("spans are sent again", dropped=self._full + self._unsent)
 
 
-def counted(sent: int = 0, full: int = 0, unsent: int = 0, waiting: int = 0) -> Iterator[Metric]:
-    """The metrics; all at zero where nothing is traced."""
-    yield gauge("interlock_spans_waiting", "Spans that are to be sent.", (), [((), float(waiting))])
-    made = CounterMetricFamily("interlock_spans_sent_total", "Spans that the collector took.")
-    made.add_metric((), sent)
-    yield made
-    text = "Spans that were not sent: there was no room for more (full), or the collector did not take them (unsent)."
-    dropped = CounterMetricFamily("interlock_spans_dropped_total", text, labels=("reason",))
-    dropped.add_metric(("full",), full)
-    dropped.add_metric(("unsent",), unsent)
-    yield dropped
+def counted(counts: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)) -> Group:
+    """What `Sender.counts` says, as metrics; all at zero where nothing is traced."""
+    waiting = Gauge("interlock_spans_waiting", "Spans that are to be sent.", (), lambda: [((), counts()[3])])
+    sent = Total("interlock_spans_sent_total", "Spans that the collector took.", (), lambda: [((), counts()[0])])
+    dropped = Total(
+        "interlock_spans_dropped_total",
+        "Spans that were not sent: there was no room for more (full), or the collector did not take them (unsent).",
+        ("reason",),
+        lambda: [(("full",), counts()[1]), (("unsent",), counts()[2])],
+    )
+    return Group("Traces", (waiting, sent, dropped))

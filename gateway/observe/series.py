@@ -4,14 +4,19 @@ prometheus_client's own instruments take a lock and a call for each observation 
 dictionary each, which a worker can also hand to its supervisor. They belong to one thread; another is handed a copy.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Literal
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.samples import Exemplar
 
 Labels = tuple[str, ...]
+Kind = Literal["counter", "gauge", "histogram"]
+PAIR: Labels = ("model", "engine")
 
 
 class Names:
@@ -45,6 +50,8 @@ class Names:
 class Counter:
     """A number for each combination of label values that only grows."""
 
+    kind: Kind = "counter"
+
     def __init__(self, name: str, text: str, labels: Labels) -> None:
         self.name, self.text, self.labels = name, text, labels
         self._values: dict[Labels, float] = {}
@@ -65,7 +72,7 @@ class Counter:
         """Forgets the series of these label values."""
         self._values = {labels: value for labels, value in self._values.items() if not gone(labels)}
 
-    def copied(self) -> Callable[[], CounterMetricFamily]:
+    def copied(self) -> Callable[[], Metric]:
         """What a scrape reads: the numbers of now, of which any thread may make the metric."""
         values = list(self._values.items())
 
@@ -82,56 +89,92 @@ class Counter:
 class _Buckets:
     counts: list[int]
     total: float = 0.0
+    exemplars: dict[int, Exemplar] = field(default_factory=dict)
 
 
 class Histogram:
-    """How often values fell at or below each bound, for each combination of label values."""
+    """How often values fell at or below each bound, for each combination of label values. The last value of each bucket that is
+    of a recorded trace is kept with the trace's id: what a slow one was can be looked up."""
+
+    kind: Kind = "histogram"
 
     def __init__(self, name: str, text: str, labels: Labels, bounds: Sequence[float]) -> None:
         self.name, self.text, self.labels = name, text, labels
-        self._bounds = tuple(bounds)
+        self.bounds = tuple(bounds)
         self._shown = (*(str(float(bound)) for bound in bounds), "+Inf")
         self._values: dict[Labels, _Buckets] = {}
 
-    def add(self, labels: Labels, value: float) -> None:
-        """Observes one value."""
-        self.add_all(labels, ((value, 1),))
+    def add(self, labels: Labels, value: float, trace_id: str | None = None) -> None:
+        """Observes one value. `trace_id`: of a trace that is recorded."""
+        self.add_all(labels, ((value, 1),), trace_id)
 
-    def add_all(self, labels: Labels, pairs: Iterable[tuple[float, int]]) -> None:
-        """Observes each value as many times as it says."""
-        buckets = self._buckets(labels)
-        counts, bounds, total = buckets.counts, self._bounds, 0.0
+    def add_all(self, labels: Labels, pairs: Sequence[tuple[float, int]], trace_id: str | None = None) -> None:
+        """Observes each value as many times as it says. The trace is that of the largest."""
+        buckets = self._values.get(labels)
+        if buckets is None:
+            buckets = self._values[labels] = _Buckets([0] * len(self._shown))
+        counts, bounds, total = buckets.counts, self.bounds, 0.0
         for value, times in pairs:
             counts[bisect_left(bounds, value)] += times
             total += value * times
         buckets.total += total
+        if trace_id is not None and pairs:
+            largest, _ = max(pairs)
+            buckets.exemplars[bisect_left(bounds, largest)] = Exemplar({"trace_id": trace_id}, largest, time.time())
 
     def drop(self, gone: Callable[[Labels], bool]) -> None:
         """As for counters."""
         self._values = {labels: buckets for labels, buckets in self._values.items() if not gone(labels)}
 
-    def copied(self) -> Callable[[], HistogramMetricFamily]:
+    def copied(self) -> Callable[[], Metric]:
         """As for counters."""
-        values = [(labels, buckets.counts.copy(), buckets.total) for labels, buckets in self._values.items()]
+        values = [
+            (labels, buckets.counts.copy(), buckets.total, buckets.exemplars.copy()) for labels, buckets in self._values.items()
+        ]
 
         def family() -> HistogramMetricFamily:
             made = HistogramMetricFamily(self.name, self.text, labels=self.labels)
-            for labels, counts, total in values:
-                made.add_metric(labels, list(zip(self._shown, map(float, accumulate(counts)), strict=True)), total)
+            for labels, counts, total, exemplars in values:
+                shown = zip(self._shown, map(float, accumulate(counts)), strict=True)
+                buckets = [(*each, exemplars[at]) if at in exemplars else each for at, each in enumerate(shown)]
+                made.add_metric(labels, buckets, total)
             return made
 
         return family
 
-    def _buckets(self, labels: Labels) -> _Buckets:
-        buckets = self._values.get(labels)
-        if buckets is None:
-            buckets = self._values[labels] = _Buckets([0] * len(self._shown))
-        return buckets
+
+class Gauge:
+    """Values that are known elsewhere, as a scrape reads them: `read` gives those that there are, each with its label values."""
+
+    kind: Kind = "gauge"
+    _Family: type[GaugeMetricFamily] | type[CounterMetricFamily] = GaugeMetricFamily
+
+    def __init__(self, name: str, text: str, labels: Labels, read: Callable[[], Iterable[tuple[Labels, float]]]) -> None:
+        self.name, self.text, self.labels = name, text, labels
+        self._read = read
+
+    def drop(self, gone: Callable[[Labels], bool]) -> None:
+        """Nothing is kept here."""
+
+    def copied(self) -> Callable[[], Metric]:
+        """As for counters."""
+        values = list(self._read())
+
+        def family() -> Metric:
+            made = self._Family(self.name, self.text, labels=self.labels)
+            for labels, value in values:
+                made.add_metric(labels, value)
+            return made
+
+        return family
 
 
-def gauge(name: str, text: str, labels: Labels, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamily:
-    """Values that are known elsewhere, as a scrape reads them."""
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for place, value in values:
-        family.add_metric(place, value)
-    return family
+class Total(Gauge):
+    """A counter that is kept elsewhere."""
+
+    kind: Kind = "counter"
+    _Family = CounterMetricFamily
+
+
+Family = Counter | Histogram | Gauge
+"""All series of one name."""

@@ -235,7 +235,7 @@ def _where_there(story: Story, done: Finished) -> Iterator[tuple[str, Value | No
     yield genai.BODY_S, round(story.received_s - done.arrived_s, 6) if story.received_s is not None else None
     yield genai.TOOL_CALLS, done.tool_calls
     yield genai.PARSE_FAILURES, tuple(kind for kind, _ in done.failures)
-    yield genai.RESPONSE_FINISH_REASONS, (done.finish_reason,) if done.finish_reason else None
+    yield genai.RESPONSE_FINISH_REASONS, done.finish_reasons
 
 
 def _asked(done: Finished) -> Iterator[tuple[str, Value | None]]:

@@ -3,21 +3,17 @@
 Invariant: as for the metrics that this is a part of; one line of the log where the alarm begins, and one where it ends.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import get_args
 
 import structlog
-from prometheus_client.core import Metric
 
-from gateway.events import CacheTold, Prefilled
+from gateway.events import AttemptStarted, CacheTold, Prefilled
 from gateway.observe.drift import Compared, Drift, Result
-from gateway.observe.series import Counter, Histogram, Labels, Names, gauge
+from gateway.observe.group import Group, Pair, Served, Starts
+from gateway.observe.series import PAIR, Counter, Gauge, Histogram, Labels, Names
 from gateway.routing.policy import Why
 
-Pair = tuple[str, str]
-"""A model and its engine."""
-
-_PAIR = ("model", "engine")
 _ERRORS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1)
 _RATIOS = (0.1, 0.25, 0.4, 0.64, 0.8, 1, 1.25, 1.5625, 2.5, 4, 10)  # each with its inverse
 _LEAST_S = 0.001  # a shorter prediction counts as this
@@ -33,76 +29,81 @@ _CAUSES = (
 _log = structlog.get_logger("interlock.routing")
 
 
-class RoutingTruth:
-    """The series, and of each engine how right the router was. `series` are for the metrics to show, start and drop."""
+class RoutingTruth(Group):
+    """What the router decided and believed, and how right it was of each engine."""
 
     def __init__(self) -> None:
         self._why = Names(_WHYS)
         self._drifts: dict[Pair, Drift] = {}
         self._decisions = Counter(
-            "interlock_route_decisions_total", "Attempts, by why they went to this engine.", (*_PAIR, "reason")
+            "interlock_route_decisions_total", "Attempts, by why they went to this engine.", (*PAIR, "reason")
         )
         self._predicted = Counter(
             "interlock_predicted_cached_prompt_tokens_total",
             f"Prompt tokens that the router believed in the engine's cache, {_COMPARED}:"
             " to be divided by interlock_compared_cached_prompt_tokens_total.",
-            _PAIR,
+            PAIR,
         )
         self._reported = Counter(
             "interlock_compared_cached_prompt_tokens_total",
             f"Prompt tokens that the engine had in its cache, {_COMPARED}: what was predicted is compared with these."
             " interlock_cached_prompt_tokens_total is of every answer, also of those that were gone on with elsewhere.",
-            _PAIR,
+            PAIR,
         )
         self._predictions = Counter(
             "interlock_cache_predictions_total",
             "Attempts by what the router believed of the cache: right (within a chunk, or 5% of the prompt), over (it believed in"
             " more than there was), under.",
-            (*_PAIR, "result"),
+            (*PAIR, "result"),
         )
         self._error = Histogram(
             "interlock_cache_prediction_error_ratio",
             f"Tokens between what the router believed in the cache and what the engine had, by those of the prompt, {_COMPARED}.",
-            _PAIR,
+            PAIR,
             _ERRORS,
         )
         self._ttft = Histogram(
             "interlock_predicted_ttft_ratio",
             "Time of an attempt to the engine's first token, by what the router predicted (1 ms at the least).",
-            _PAIR,
+            PAIR,
             _RATIOS,
         )
-        self.series: tuple[Counter | Histogram, ...] = (
-            self._decisions,
-            self._predicted,
-            self._reported,
-            self._predictions,
-            self._error,
-            self._ttft,
+        told = Gauge(
+            "interlock_cache_prediction_drift",
+            "1: the engine has much less in its cache than the router believes. None before it tells what it has.",
+            PAIR,
+            lambda: [(pair, float(drift.alarm)) for pair, drift in self._drifts.items() if drift.told],
+        )
+        super().__init__(
+            "Routing",
+            (self._decisions, self._predicted, self._reported, self._predictions, self._error, self._ttft, told),
+            {AttemptStarted: self._decided, Prefilled: self._prefilled, CacheTold: self._told},
         )
 
     def of(self, model: str, engine: str) -> Drift:
         """How right the router was of an engine, as far as it is known."""
         return self._drifts.get((model, engine)) or Drift()
 
-    def starts(self, pair: Pair) -> Iterator[tuple[Counter, list[Labels]]]:
-        """The series that an engine's counters begin with."""
+    def starts(self, served: Served, engine: str) -> Starts:
+        """Every decision and result."""
+        pair = (served.model, engine)
         yield self._predicted, [pair]
         yield self._reported, [pair]
         yield self._predictions, [(*pair, result) for result in get_args(Result)]
         yield self._decisions, [(*pair, why) for why in _WHYS]
 
-    def decided(self, pair: Pair, why: str) -> None:
-        """An attempt goes to this engine."""
-        self._decisions.add((*pair, self._why(why)))
+    def forget(self, gone: Callable[[Labels], bool]) -> None:
+        """What was learned of these engines."""
+        self._drifts = {pair: drift for pair, drift in self._drifts.items() if not gone(pair)}
 
-    def prefilled(self, pair: Pair, event: Prefilled) -> None:
-        """Its first token came."""
+    def _decided(self, pair: Pair, event: AttemptStarted) -> None:
+        self._decisions.add((*pair, self._why(event.why)))
+
+    def _prefilled(self, pair: Pair, event: Prefilled) -> None:
         if event.forecast is not None:
             self._ttft.add(pair, event.ttft_s / max(event.forecast.ttft_s, _LEAST_S))
 
-    def told(self, pair: Pair, event: CacheTold) -> None:
-        """The engine said what it had of the prompt, or not."""
+    def _told(self, pair: Pair, event: CacheTold) -> None:
         forecast = event.forecast
         drift = self._drifts.setdefault(pair, Drift())
         compared = drift.take(forecast.prompt_tokens, forecast.cached_tokens, event.cached_tokens, forecast.unit_tokens)
@@ -114,16 +115,6 @@ class RoutingTruth:
         self._error.add(pair, compared.error)
         if compared.turn is not None:
             _tell(pair, drift, compared)
-
-    def drop(self, gone: Callable[[Labels], bool]) -> None:
-        """Forgets what was learned of these engines; their series are dropped as all others are."""
-        self._drifts = {pair: drift for pair, drift in self._drifts.items() if not gone(pair)}
-
-    def alarms(self) -> Metric:
-        """Of the engines that have ever told what they had: none is right or wrong before."""
-        drifts = [(pair, float(drift.alarm)) for pair, drift in self._drifts.items() if drift.told]
-        text = "1: the engine has much less in its cache than the router believes. None before it tells what it has."
-        return gauge("interlock_cache_prediction_drift", text, _PAIR, drifts)
 
 
 def _tell(pair: Pair, drift: Drift, compared: Compared) -> None:

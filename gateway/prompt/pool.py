@@ -84,7 +84,7 @@ class RenderPool:
             case Made():
                 ids = array("I")
                 ids.frombytes(answer.ids)
-                return Rendering(answer.text, tuple(ids), answer.lost_bytes, answer.marked, answer.left_out)
+                return Rendering(answer.text, tuple(ids), answer.lost_bytes, answer.marked, answer.left_out, answer.tokenize_s)
             case Refused():
                 raise BadRequest(answer.message, param=answer.param)
             case TooLong():

@@ -63,6 +63,7 @@ class Prompter:
         syntax: CallSyntax | None,
         clock: Callable[[], datetime],
         seconds: Callable[[], float] | None = None,
+        timer: Callable[[], float] | None = None,
         guard: AbstractContextManager[object] | None = None,
         control_tokens: ControlTokens = "text",
         profile: Profile | None = None,
@@ -74,7 +75,7 @@ class Prompter:
         self._files = files
         self._mode = tools
         self._syntax = syntax
-        self.renderer = Renderer(files, clock=clock, seconds=seconds, guard=guard, control_tokens=control_tokens)
+        self.renderer = Renderer(files, clock=clock, seconds=seconds, timer=timer, guard=guard, control_tokens=control_tokens)
         self._profile = profile
         self._can = {name: self._known(name) for name in self._used()}
         self._openers = {name: answer_opener(self._drawn(name), can.opening) for name, can in self._can.items()}
@@ -227,6 +228,7 @@ class Prompter:
             constraint=plan.constraint,
             notes=notes if len(notes) <= MAX_NOTES else (*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more"),
             tail=_tail(plan, text),
+            tokenize_s=rendering.tokenize_s,
         )
 
     def _given_as_text(self, plan: Plan) -> Iterator[str]:

@@ -7,7 +7,7 @@ it.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal
@@ -46,19 +46,22 @@ class Draft:
 class Rendering:
     """`text` and `ids` say the same, but for `lost_bytes` of the text that no token of the vocabulary holds, and for what of the
     text is no token though it spells one, where a client wrote it: `marked` says that there may be such places.
-    `left_out` are notes on what the text shows in part."""
+    `left_out` are notes on what the text shows in part. `tokenize_s` is how long it took to make the ids, in seconds; None where
+    there is no clock."""
 
     text: str
     ids: tuple[int, ...]
     lost_bytes: int = 0
     marked: bool = False
     left_out: tuple[str, ...] = ()
+    tokenize_s: float | None = field(default=None, compare=False)
 
 
 class Renderer:
     """A model's templates and tokenizer. Calls may come from several threads where `guard`, a lock, keeps its cache whole.
 
-    `clock` tells templates the date; `seconds`, which only grows, holds each render to its time. `tokenised_whole` says why
+    `clock` tells templates the date; `seconds`, which only grows, holds each render to its time; by `timer` it is told how long
+    ids took to make. `tokenised_whole` says why
     prompts are not tokenised in segments, and is empty where they are. `control_tokens` says what those are that a client's text
     spells: text, or the tokens themselves (`special`). `controls` are the tokens meant, none with `special`. `conflicts`: where
     the model's files contradict each other or the template.
@@ -70,11 +73,13 @@ class Renderer:
         *,
         clock: Callable[[], datetime],
         seconds: Callable[[], float] | None = None,
+        timer: Callable[[], float] | None = None,
         guard: AbstractContextManager[object] | None = None,
         control_tokens: ControlTokens = "text",
     ) -> None:
         """Raises ModelFileError for a template that does not compile."""
         self._clock = clock
+        self._timer = timer
         self._tokenizer = files.tokenizer
         self._specials = files.specials
         self.templates: Mapping[str, ChatTemplate] = MappingProxyType(
@@ -103,15 +108,27 @@ class Renderer:
         lost = len(self._tokenizer.lost(text))
         places = self._spellings.places(text) if self._spellings is not None else None
         if places is None or not places.touch(_clients_values(given)):
-            ids = self._segments.encode(text) if self._segments is not None else self._tokenizer.encode(text)
-            return Rendering(text, ids, lost, left_out=left_out)
+            ids, took_s = self._timed(lambda: self._encoded(text))
+            return Rendering(text, ids, lost, left_out=left_out, tokenize_s=took_s)
         mark = unused_character([given, text])
         marked = self._marked_text(draft, given, places, mark, text)
+        ids, took_s = self._timed(lambda: self._encoded_marked(marked, mark))
+        return Rendering(text, ids, lost, True, left_out, took_s)
+
+    def _timed(self, encode: Callable[[], tuple[int, ...]]) -> tuple[tuple[int, ...], float | None]:
+        """The ids, and how long they took."""
+        if self._timer is None:
+            return encode(), None
+        began_s = self._timer()
+        return encode(), self._timer() - began_s
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        return self._segments.encode(text) if self._segments is not None else self._tokenizer.encode(text)
+
+    def _encoded_marked(self, marked: str, mark: str) -> tuple[int, ...]:
         if self._segments is not None:
-            ids = self._segments.encode_marked(marked, mark, self._marked)
-        else:
-            ids = self._marked.encode(marked, mark)
-        return Rendering(text, ids, lost, True, left_out)
+            return self._segments.encode_marked(marked, mark, self._marked)
+        return self._marked.encode(marked, mark)
 
     def _marked_text(self, draft: Draft, given: Mapping[str, Any], places: Places, mark: str, text: str) -> str:
         """The text with marks where it is the client's and spells a control token, or a part of one."""

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -57,6 +58,7 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     lost_bytes: int
     marked: bool
     left_out: tuple[str, ...] = ()
+    tokenize_s: float | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -115,7 +117,7 @@ def _answer(renderer: Renderer, draft: Draft) -> Answer:
     except BadRequest as error:
         return Refused(error.message, error.param)
     ids = array("I", rendering.ids).tobytes()
-    return Made(rendering.text, ids, rendering.lost_bytes, rendering.marked, rendering.left_out)
+    return Made(rendering.text, ids, rendering.lost_bytes, rendering.marked, rendering.left_out, rendering.tokenize_s)
 
 
 def _write(answers: BinaryIO, data: bytes) -> None:
@@ -136,7 +138,7 @@ def warmed(spoken: Spoken) -> Renderer:
     files = read_model(Path(spoken.source))
     if files.digest() != spoken.digest:
         raise ModelFileError(f"{spoken.source}: The model's files have changed since the gateway read them: restart it.")
-    renderer = Renderer(files, clock=lambda: datetime.now(UTC), control_tokens=spoken.control_tokens)
+    renderer = Renderer(files, clock=lambda: datetime.now(UTC), timer=time.perf_counter, control_tokens=spoken.control_tokens)
     _answer(renderer, _WARMING)
     return renderer
 

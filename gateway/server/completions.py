@@ -248,7 +248,6 @@ class _Exchange:
     def _finished(self, outcome: Outcome, reason: str | None) -> Finished:
         ledger, request = self._ledger, self._request
         with_tools = bool(request and request.offered)
-        first = ledger.tallies.get(0)
         return Finished(
             request_id=ledger.request_id,
             dialect=self._app.dialect.name,
@@ -262,11 +261,15 @@ class _Exchange:
             attempts=ledger.attempts,
             duration_s=self._loop.time() - ledger.received_s,
             ttft_s=ledger.ttft_s,
+            first_output_s=ledger.first_output_s,
             queue_s=ledger.queue_s,
+            prefill_s=ledger.prefill_s,
+            decode_s=ledger.decode_s,
             client_stall_s=self._client.stall_s,
             usage=ledger.usage(),
-            finish_reason=first.finish_reason if first else None,
+            finish_reasons=tuple([each.finish_reason for each in ledger.tallies.values() if each.finish_reason]),
             inter_token_s=tuple(ledger.inter_token_s),
+            per_token_s=tuple(ledger.per_token_s),
             with_tools=with_tools,
             tool_calls=sum(tally.calls for tally in ledger.tallies.values()),
             ended_thoughts=ledger.ended_thoughts,
@@ -275,8 +278,10 @@ class _Exchange:
             failures=tuple(ledger.failures().items()),
             notes=self._prompt.notes if self._prompt else (),
             trace_id=ledger.trace.id,
+            sampled=ledger.trace.sampled,
             arrived_s=self._arrived_s,
             rendered=self._rendered,
+            tokenize_s=self._prompt.tokenize_s if self._prompt else None,
             entered_s=ledger.entered_s,
             sampling=request.sampling if request else _NO_SAMPLING,
             max_tokens=request.max_tokens if request else None,

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.faults
 
 SLACK = 5
 KINDS: tuple[Kind, ...] = ("llamacpp", "vllm")
-DEPTH = sample("interlock_queue_depth", model="m")
+DEPTH = sample("interlock_queue_depth", model="m", priority="0")
 IN_FLIGHT_A = sample("interlock_inflight_requests", model="m", engine="a")
 HELD = "[[tokens=40]][[chaos:slow s=0.05]] held"
 

@@ -16,6 +16,7 @@ import zmq
 from prometheus_client.core import Metric
 from structlog.testing import capture_logs
 from support.kv_publisher import CLEARED, Publisher, removed, stored
+from support.metrics import shown
 from support.scripted_engine import KEEP, RESET, ScriptedEngine, Seen
 from yarl import URL
 
@@ -117,7 +118,7 @@ class Followed:
         await until(lambda: self.index.held(ids) == chunks)
 
     def metric(self, name: str, **labels: str) -> float | None:
-        return sampled(self.events.gauges(), name, labels)
+        return sampled(shown(self.events.metrics()), name, labels)
 
 
 def sampled(metrics: Any, name: str, labels: Mapping[str, str]) -> float | None:

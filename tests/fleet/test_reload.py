@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from support.metrics import shown
 
 from engines.base import Traits
 from gateway.errors import SettingsError
@@ -131,7 +132,7 @@ async def test_a_wrong_file_changes_nothing_and_is_told_once_a_change(tmp_path: 
             file.write_text("bad")
             await until(troubles.told)
             assert troubles.told() == {"engines_file": [f"{file}: bad", f"{file}: worse"]}
-            assert {sample.labels["origin"]: sample.value for sample in troubles.metric().samples} == {
+            assert {sample.labels["origin"]: sample.value for sample in shown(troubles.metrics())[0].samples} == {
                 "settings": 0,
                 "engines_file": 1,
                 "dns": 0,

@@ -10,35 +10,46 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from support.events import DONE
+from support.gateway import scripted
+from support.metrics import metrics_of, read, value
+from support.wiring import fleet
 
 from gateway.events import AttemptFailed, AttemptStarted, CacheTold, NotRetried, Outcome, Prefilled
-from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics, Served
+from gateway.fleet.registry import Registry
+from gateway.observe.group import Served
+from gateway.observe.health import Health
+from gateway.observe.load import Load
+from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics
+from gateway.observe.truth import RoutingTruth
 from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind, Usage
-from gateway.routing.inflight import InFlight
 from gateway.routing.retry import Stopped
 from gateway.routing.view import Forecast, Terms
 
 PAIR = {"model", "engine"}
+FORMAT = PAIR | {"format"}
 LABELS = {
     "interlock_requests_total": PAIR | {"dialect", "outcome"},
     "interlock_request_failures_total": {"model", "outcome", "reason"},
-    "interlock_queue_seconds": PAIR,
-    "interlock_time_to_first_token_seconds": PAIR,
-    "interlock_inter_token_latency_seconds": PAIR,
     "interlock_request_duration_seconds": PAIR,
-    "interlock_inflight_requests": PAIR,
+    "interlock_request_stage_seconds_total": PAIR | {"stage"},
+    "interlock_queue_wait_seconds": PAIR,
+    "interlock_time_to_first_token_seconds": PAIR,
+    "interlock_time_to_first_output_seconds": PAIR,
+    "interlock_time_per_output_token_seconds": PAIR,
+    "interlock_inter_token_latency_seconds": PAIR,
     "interlock_client_stall_seconds": PAIR,
+    "interlock_render_seconds": {"model"},
+    "interlock_tokenize_seconds": {"model"},
     "interlock_prompt_tokens_total": PAIR,
     "interlock_completion_tokens_total": PAIR,
     "interlock_cached_prompt_tokens_total": PAIR,
+    "interlock_reasoning_tokens_total": PAIR,
     "interlock_reasoning_budget_reached_total": PAIR,
-    "interlock_tool_calls_total": PAIR | {"format"},
-    "interlock_requests_with_tools_total": PAIR | {"format"},
-    "interlock_parse_failures_total": PAIR | {"format", "kind"},
-    "interlock_engine_info": {"engine", "kind", "version", "model"},
-    "interlock_engine_tokenizer_mismatch": PAIR,
-    "interlock_model_check": {"model", "test"},
+    "interlock_answers_total": FORMAT | {"finish_reason"},
+    "interlock_tool_calls_total": FORMAT,
+    "interlock_requests_with_tools_total": FORMAT,
+    "interlock_parse_failures_total": FORMAT | {"kind"},
     "interlock_attempts_total": PAIR,
     "interlock_attempt_failures_total": PAIR | {"reason"},
     "interlock_retries_total": {"model"},
@@ -51,42 +62,64 @@ LABELS = {
     "interlock_cache_prediction_error_ratio": PAIR,
     "interlock_cache_prediction_drift": PAIR,
     "interlock_predicted_ttft_ratio": PAIR,
+    "interlock_inflight_requests": PAIR,
+    "interlock_engine_up": PAIR,
+    "interlock_engine_breaker_state": PAIR,
+    "interlock_engine_restarts_total": PAIR,
+    "interlock_engine_requests_running": PAIR,
+    "interlock_engine_requests_waiting": PAIR,
+    "interlock_engine_kv_cache_usage_ratio": PAIR,
+    "interlock_engine_info": {"engine", "kind", "version", "model"},
+    "interlock_engine_tokenizer_mismatch": PAIR,
+    "interlock_engine_kv_events_live": PAIR,
+    "interlock_kv_events_total": PAIR | {"kind"},
+    "interlock_kv_event_gaps_total": PAIR,
+    "interlock_model_check": {"model", "test"},
+    "interlock_queue_depth": {"model", "priority"},
+    "interlock_queue_fill": set[str](),
+    "interlock_pressure": set[str](),
+    "interlock_event_loop_lag_seconds": set[str](),
+    "interlock_event_loop_lag_max_seconds": set[str](),
+    "interlock_config_reload_failed": {"origin"},
+    "interlock_spans_waiting": set[str](),
+    "interlock_spans_sent_total": set[str](),
+    "interlock_spans_dropped_total": {"reason"},
+    "interlock_capture_records_total": set[str](),
+    "interlock_capture_dropped_total": {"reason"},
+    "interlock_build_info": {"version", "python"},
 }
 SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
-NONE: frozenset[str] = frozenset()
 CHECKS: Mapping[str, Mapping[CheckName, bool]] = {"m": {"template": True, "stop": False}}
 EXPECTED = Forecast(100, 60, 0.2, Terms(prefill_s=0.2), unit_tokens=4.0)
-Key = tuple[str, frozenset[tuple[str, str]]]
 
 
-def made(clock_s: Callable[[], float] = lambda: 0.0) -> Metrics:
-    return Metrics(SERVED, ["openai_chat"], InFlight(), NONE.__contains__, CHECKS, clock_s=clock_s)
+def made(clock_s: Callable[[], float] = lambda: 0.0, *, registry: Registry | None = None) -> Metrics:
+    fleet_ = registry if registry is not None else fleet("a", "b")
+    return metrics_of(
+        SERVED,
+        lambda known: Health(known, fleet_, CHECKS),
+        lambda known: Load(known, fleet_),
+        lambda _: RoutingTruth(),
+        clock_s=clock_s,
+    )
 
 
-def read(metrics: Metrics) -> dict[Key, float]:
-    families = parse_text(metrics.expose()[1].decode())
-    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
-
-
-def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    return read(metrics).get((name, frozenset(labels.items())))
-
-
-def test_names_and_labels_are_exactly_the_documented_ones() -> None:
-    metrics = made()
-    metrics(replace(DONE, outcome="upstream_error", reason="broke"))
-    metrics(Prefilled("r", 1, "a", "m", 0.1, EXPECTED))
-    metrics(CacheTold("r", 1, "a", "m", 50, EXPECTED))
-    metrics.engine_info("a", "vllm", "0.33.0", "m")
-    found: dict[str, set[str]] = {}
-    for family in parse_text(metrics.expose()[1].decode()):
-        for sample in family.samples:
+async def test_a_gateway_has_exactly_these_metrics() -> None:
+    async with scripted() as (_, served):
+        families = [family for group in served.gateway.metrics.groups for family in group.families]
+        assert {each.name: set(each.labels) for each in families} == LABELS
+        await served.chat()
+        text = (await served.client.get(f"{served.admin_url}/metrics")).text
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")} == {each.name for each in families}
+    labels: dict[str, set[str]] = {}
+    for shown in parse_text(text):
+        assert shown.documentation
+        for sample in shown.samples:
             name = sample.name
-            if family.type == "histogram":
+            if shown.type == "histogram":
                 name = name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum")
-            found.setdefault(name, set()).update(set(sample.labels) - {"le"})
-        assert family.documentation
-    assert found == LABELS
+            labels.setdefault(name, set()).update(set(sample.labels) - {"le"})
+    assert labels == {name: LABELS[name] for name in labels}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +184,8 @@ def test_a_request_without_tokens_has_no_first_token() -> None:
 
 def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
     series = read(made())
-    assert {value for (name, _), value in series.items() if name != "interlock_model_check"} == {0.0}
+    said = ("interlock_model_check", "interlock_build_info")
+    assert {value for (name, _), value in series.items() if name not in said} == {0.0}
     for model, engine in (("m", "a"), ("m", "b"), ("n", "c")):
         pair = {"model": model, "engine": engine}
         form = "hermes" if model == "m" else "plain"
@@ -170,9 +204,7 @@ def test_series_of_served_models_exist_from_the_start_at_zero() -> None:
 
 
 def test_many_pairs_do_not_multiply_by_every_kind_at_the_start() -> None:
-    metrics = Metrics(
-        [Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)], ["openai_chat"], InFlight(), NONE.__contains__, CHECKS
-    )
+    metrics = metrics_of([Served(f"m{n}", ("a",), ("hermes",)) for n in range(60)])
     series = read(metrics)
     assert 0 < sum(name == "interlock_parse_failures_total" for name, _ in series) <= 1000
     assert sum(name == "interlock_tool_calls_total" for name, _ in series) == 60
@@ -216,8 +248,8 @@ def test_negative_counts_of_an_engine_do_not_lower_a_counter() -> None:
 
 
 def test_in_flight_follows_the_attempts() -> None:
-    inflight = InFlight()
-    metrics = Metrics(SERVED, ["openai_chat"], inflight, NONE.__contains__, CHECKS)
+    registry = fleet("a", "b")
+    metrics, inflight = made(registry=registry), registry.running
 
     def running(engine: str) -> float | None:
         return value(metrics, "interlock_inflight_requests", model="m", engine=engine)

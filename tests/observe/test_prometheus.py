@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from support.events import DONE
+from support.metrics import metrics_of
 from support.prometheus import prometheus, scraping
 from support.services import program
+from support.wiring import fleet
 
 from gateway.events import AttemptStarted
-from gateway.observe.metrics import Metrics, Served
-from gateway.routing.inflight import InFlight
+from gateway.observe.group import Served
+from gateway.observe.load import Load
+from gateway.observe.metrics import Metrics
 
 HISTOGRAMS = ["time_to_first_token", "inter_token_latency", "request_duration", "client_stall"]
 QUERIES = {
@@ -35,12 +38,12 @@ QUERIES = {
 
 
 def filled() -> Metrics:
-    inflight = InFlight()
-    metrics = Metrics([Served("m", ("a", "b"), ("hermes",))], ["openai_chat"], inflight, lambda _: False, {})
+    registry = fleet("a", "b")
+    metrics = metrics_of([Served("m", ("a", "b"), ("hermes",))], lambda known: Load(known, registry))
     metrics.engine_info("a", "vllm", "0.33.0", "m")
     metrics(DONE)
     metrics(replace(DONE, request_id="r2", outcome="timeout", reason="first_token"))
-    inflight.apply(AttemptStarted("r3", 1, engine="a", model="m", at_s=0.0))
+    registry.running.apply(AttemptStarted("r3", 1, engine="a", model="m", at_s=0.0))
     return metrics
 
 

@@ -4,8 +4,8 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from prometheus_client.core import Metric
 from structlog.testing import capture_logs
+from support.metrics import shown
 
 from gateway.observe.sending import BATCH, Sender, counted
 from gateway.observe.spans import Span
@@ -13,15 +13,15 @@ from gateway.observe.spans import Span
 SPAN = Span("s", "internal", "1" * 32, 1, None, 1, 2, {})
 
 
-def numbers(metrics: object) -> dict[str, float]:
-    assert not isinstance(metrics, Metric)
-    samples = [each for family in metrics for each in family.samples]  # type: ignore[attr-defined]  # they are Metrics
+def numbers(sender: Sender | None = None) -> dict[str, float]:
+    metrics = counted(sender.counts) if sender is not None else counted()
+    samples = [each for family in shown(metrics) for each in family.samples]
     return {each.labels.get("reason", each.name.removeprefix("interlock_spans_")): each.value for each in samples}
 
 
 async def until(sender: Sender, name: str, value: float) -> None:
     async with asyncio.timeout(20):
-        while numbers(sender.metrics())[name] != value:
+        while numbers(sender)[name] != value:
             await asyncio.sleep(0.005)
 
 
@@ -30,11 +30,11 @@ async def test_a_full_queue_takes_no_part_of_a_request() -> None:
     sender.put([SPAN] * 6)
     sender.put([SPAN] * 5)
     sender.put([SPAN] * 4)
-    assert numbers(sender.metrics()) == {"waiting": 10, "sent_total": 0, "full": 5, "unsent": 0}
+    assert numbers(sender) == {"waiting": 10, "sent_total": 0, "full": 5, "unsent": 0}
     async with sender.sending():
         pass
     sender.put([SPAN])
-    assert numbers(sender.metrics()) == {"waiting": 0, "sent_total": 10, "full": 6, "unsent": 0}
+    assert numbers(sender) == {"waiting": 0, "sent_total": 10, "full": 6, "unsent": 0}
 
 
 async def test_a_batch_goes_at_once_and_what_is_left_at_the_end() -> None:
@@ -83,8 +83,8 @@ async def test_at_the_end_nobody_waits_for_a_collector_that_is_down() -> None:
         sender.put([SPAN] * (BATCH - 1))
         sender.put([SPAN] * 3 * BATCH)
     assert tries[0] == BATCH
-    assert numbers(sender.metrics())["unsent"] == 4 * BATCH - 1
-    assert numbers(sender.metrics())["waiting"] == 0
+    assert numbers(sender)["unsent"] == 4 * BATCH - 1
+    assert numbers(sender)["waiting"] == 0
 
 
 async def test_a_send_that_hangs_is_cut_and_says_nothing_more() -> None:
@@ -103,4 +103,4 @@ async def test_a_send_that_hangs_is_cut_and_says_nothing_more() -> None:
 
 
 def test_without_tracing_all_is_zero() -> None:
-    assert numbers(counted()) == {"waiting": 0, "sent_total": 0, "full": 0, "unsent": 0}
+    assert numbers() == {"waiting": 0, "sent_total": 0, "full": 0, "unsent": 0}

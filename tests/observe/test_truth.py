@@ -8,12 +8,16 @@ from typing import Any, get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from structlog.testing import capture_logs
+from support.metrics import metrics_of
+from support.wiring import fleet
 
 from gateway.events import AttemptStarted, CacheTold, Prefilled
 from gateway.observe.drift import Result, State
 from gateway.observe.explain import AttemptStory, Considered, Expected
-from gateway.observe.metrics import Metrics, Served
-from gateway.routing.inflight import InFlight
+from gateway.observe.group import Served
+from gateway.observe.health import Health
+from gateway.observe.metrics import Metrics
+from gateway.observe.truth import RoutingTruth
 from gateway.routing.policy import Why
 from gateway.routing.view import Belief, Forecast, Terms
 from gateway.server.admin import CacheEntry
@@ -24,10 +28,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 DRIFT = "interlock_cache_prediction_drift"
 
 
-def made(clock: list[float] | None = None) -> Metrics:
+def made(clock: list[float] | None = None) -> tuple[Metrics, RoutingTruth]:
     now = clock if clock is not None else [0.0]
     served = [Served("m", ("a", "b"), ("hermes",))]
-    return Metrics(served, ["openai_chat"], InFlight(), lambda _: False, {}, clock_s=lambda: now[0])
+    truth = RoutingTruth()
+    return metrics_of(served, lambda _: truth, lambda known: Health(known, fleet(), {}), clock_s=lambda: now[0]), truth
 
 
 def value(metrics: Metrics, name: str, engine: str = "a", **labels: str) -> float | None:
@@ -42,7 +47,7 @@ def told(metrics: Metrics, cached: int | None, times: int = 1, engine: str = "a"
 
 
 def test_both_sums_are_of_the_same_attempts() -> None:
-    metrics = made()
+    metrics, _ = made()
     told(metrics, None, 5)  # it has not said anything yet: of neither
     assert value(metrics, "interlock_predicted_cached_prompt_tokens_total") == 0
     told(metrics, 9_010)
@@ -64,7 +69,7 @@ def test_both_sums_are_of_the_same_attempts() -> None:
     [(0.2, 0.2, "1.0", "0.8"), (0.25, 0.2, "1.25", "1.0"), (0.002, 0.0, "2.5", "1.5625"), (0.02, 0.2, "0.1", None)],
 )
 def test_the_time_is_told_by_the_predicted_one(took_s: float, predicted_s: float, bucket: str, before: str | None) -> None:
-    metrics = made()
+    metrics, _ = made()
     metrics(Prefilled("r", 1, "a", "m", took_s, replace(EXPECTED, ttft_s=predicted_s)))
     metrics(Prefilled("r", 2, "a", "m", took_s))  # nothing was predicted
     name = "interlock_predicted_ttft_ratio"
@@ -75,7 +80,7 @@ def test_the_time_is_told_by_the_predicted_one(took_s: float, predicted_s: float
 
 
 def test_decisions_are_counted_by_their_reason_of_a_closed_set() -> None:
-    metrics = made()
+    metrics, _ = made()
     whys = [why for why in get_args(Why) if why not in ("none", "hold")]
     assert [value(metrics, "interlock_route_decisions_total", reason=why) for why in whys] == [0] * len(whys)
     for why in (*whys, "cheapest", "something else", ""):
@@ -85,7 +90,7 @@ def test_decisions_are_counted_by_their_reason_of_a_closed_set() -> None:
 
 
 def test_the_alarm_is_one_line_with_names_sums_and_causes_and_its_end_another() -> None:
-    metrics = made()
+    metrics, truth = made()
     with capture_logs() as logs:
         told(metrics, None, 100, engine="b")
         told(metrics, 8_990)
@@ -102,33 +107,33 @@ def test_the_alarm_is_one_line_with_names_sums_and_causes_and_its_end_another() 
     for cause in ("template", "tokenizer", "salt", "cache is off", "restarted", "other clients"):
         assert cause in began["likely"], cause
     assert (ended["log_level"], ended["model"], ended["engine"]) == ("info", "m", "a")
-    assert metrics.truth.of("m", "a").state == "as_predicted"
-    assert metrics.truth.of("m", "b").state == metrics.truth.of("m", "never").state == "not_told"
+    assert truth.of("m", "a").state == "as_predicted"
+    assert truth.of("m", "b").state == truth.of("m", "never").state == "not_told"
 
 
 def test_what_was_learned_of_an_engine_goes_with_it() -> None:
     now = [0.0]
-    metrics = made(now)
+    metrics, truth = made(now)
     metrics.joined("m", "new")
     with capture_logs():
         told(metrics, 9_000, engine="new")
         told(metrics, 0, 20, engine="new")
     metrics.left("m", "new")
-    assert metrics.truth.of("m", "new").alarm
+    assert truth.of("m", "new").alarm
     now[0] = 301.0
     assert value(metrics, DRIFT, engine="new") is None
-    assert metrics.truth.of("m", "new").state == "not_told"
+    assert truth.of("m", "new").state == "not_told"
 
 
 def test_what_the_documents_name_is_there_and_what_is_there_is_named() -> None:
     routing, admin = (DOCS / "routing.md").read_text(), (DOCS / "admin.md").read_text()
-    metrics = made()
+    metrics, truth = made()
     told(metrics, 9_000)
     metrics(Prefilled("r", 1, "a", "m", 0.1, EXPECTED))
     families = {family.name for family in parse_text(metrics.expose()[1].decode())}
     named = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_total") for name in set(METRIC.findall(routing))}
     assert named <= families, named - families
-    shown = {each.name.removesuffix("_total") for each in metrics.truth.series} | {DRIFT}
+    shown = {each.name.removesuffix("_total") for each in truth.families}
     assert shown <= named
     words = [*get_args(Result), *(why for why in get_args(Why) if why not in ("none", "hold")), *get_args(State)]
     shapes = (Belief, CacheEntry, Expected, Considered, AttemptStory)

@@ -155,7 +155,9 @@ async def test_no_connection_is_told_and_takes_the_engine_out() -> None:
         ready = await served.client.get("/ready")
         metrics = await served.metrics()
     assert response.status_code == 503
-    assert metrics[sample("interlock_queue_seconds_sum", model="m", engine="none")] == 0  # known to be down: it is told at once
+    assert (
+        metrics[sample("interlock_queue_wait_seconds_sum", model="m", engine="none")] == 0
+    )  # known to be down: it is told at once
     assert response.headers["retry-after"] == "1"
     assert response.json()["error"]["code"] == "no_engine"
     assert ready.status_code == 503
