@@ -17,7 +17,7 @@ SPREAD := $(filter-out $(ALONE),$(wildcard tests/checks/test_*.py tests/engines/
 	tests/dialects tests/engines/grammar tests/formats tests/lab tests/routing tests/wire tests/test_architecture.py
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
-.PHONY: run test test-vllm test-faults soak lint bench bench-routing bench-routing-short conformance splits fuzz services docs docs-check lock clean
+.PHONY: run test test-vllm test-faults soak lint bench bench-routing bench-routing-short conformance splits fuzz services docs dashboards docs-check lock clean
 
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
@@ -75,7 +75,11 @@ docs: .venv/.dev  ## docs/settings.md and docs/formats.md from the code
 	$(BIN)/python scripts/settings_docs.py
 	$(BIN)/python scripts/formats_docs.py
 
+dashboards: .venv/.dev  ## grafana/*.json from the code of dashboards/
+	$(BIN)/python -m dashboards
+
 docs-check: .venv/.dev
+	$(BIN)/python -m dashboards --check
 	$(BIN)/python scripts/settings_docs.py --check
 	$(BIN)/python scripts/formats_docs.py --check
 
