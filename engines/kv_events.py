@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from gateway.wire.jsonio import Decoder, JsonError
-from gateway.wire.kv import BadEvents, Cleared, KvBatch, KvEvent, KvHash, Removed, Stored
+from gateway.wire.kv import MAX_MESSAGE_BYTES, BadEvents, Cleared, KvBatch, KvEvent, KvHash, Removed, Stored
 
-MAX_BATCH_BYTES = 1 << 24
+MAX_LIST_BYTES = 1 << 24  # TensorRT-LLM takes some sixty bytes for a token
 MAX_BLOCK_TOKENS = 1 << 12
 _HASH_BITS = (1 << 60) - 1  # two digits of an int: 32 bytes in a process
 _WORD_CHARS = 128
@@ -42,8 +42,8 @@ class ZmqEvents:
 
     def batches(self, body: bytes) -> Sequence[KvBatch]:
         """The batch. Raises BadEvents."""
-        if len(body) > MAX_BATCH_BYTES:
-            raise BadEvents(f"a batch of more than {MAX_BATCH_BYTES} bytes")
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise BadEvents(f"a batch of more than {MAX_MESSAGE_BYTES} bytes")
         try:
             batch = _named(_MSGPACK.decode(body), _BATCH_FIELDS)
         except (msgspec.DecodeError, RecursionError, ValueError, TypeError) as error:  # unhashable keys are a TypeError
@@ -63,8 +63,8 @@ class TrtllmEvents:
 
     def batches(self, body: bytes) -> Sequence[KvBatch]:
         """A batch for each run of events of a rank whose numbers follow each other. Raises BadEvents."""
-        if len(body) > MAX_BATCH_BYTES:
-            raise BadEvents(f"a list of more than {MAX_BATCH_BYTES} bytes")
+        if len(body) > MAX_LIST_BYTES:
+            raise BadEvents(f"a list of more than {MAX_LIST_BYTES} bytes")
         try:
             rows = _listed(_JSON.decode(body))
         except (JsonError, RecursionError) as error:

@@ -21,6 +21,7 @@ Reason = Literal[
     "history",
     "gap",
     "replay",
+    "oversize",
     "unreadable",
     "rank",
     "unfit",
@@ -31,7 +32,8 @@ Reason = Literal[
 ]
 """Why what an engine tells is not followed. `starting`: it has told nothing yet. `unreachable`: it cannot serve. `refused`: it
 has no such route, or answers with an error. `history`: it no longer has what it told first.
-`gap`: what was missed cannot be asked for. `replay`: it was asked for, and did not come. `unreadable`: what came is no event.
+`gap`: what was missed cannot be asked for. `replay`: it was asked for, and did not come. `oversize`: more bytes came at once than
+are read: in a message, at which its connection breaks off, or of what was asked for. `unreadable`: what came is no event.
 `rank`: it is another data-parallel rank's. `unfit`, `overfull`: see gateway.routing.blocks. `behind`: the gateway is too slow.
 `socket`: the endpoint cannot be used. `parity`: of prompts that it answered it told nothing, or reported nothing of what it had
 told."""

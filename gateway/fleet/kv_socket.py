@@ -3,36 +3,51 @@
 vLLM's protocol, which SGLang has too: a message is a topic, a number of 8 bytes and a batch; a request to the replay socket is
 the number of the first batch that is wanted, and its answers are batches, with the topic or without it, until one whose number is
 all ones. Invariant: the thread owns its sockets and the mirror, reads no more than a bounded number of messages before it hands
-over what they say, and ends soon after `stop`.
+over what they say, holds a bounded number of bytes whoever publishes, and ends soon after `stop`.
+
+What is new waits at the engine, which is made for that, but for a few messages: who reads slowly is not sent more, and what the
+engine then drops is asked for. What was asked for comes at once, and what has no room is dropped without a word: it is read
+first, and waits here. A message that is too large ends its connection, and ZMQ makes no other by itself.
 """
 
+import contextlib
 import math
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
+from typing import Literal
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from gateway.fleet.kv_mirror import Mirror, News
+from gateway.fleet.kv_mirror import Mirror, News, Reason
+from gateway.wire.kv import MAX_MESSAGE_BYTES
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
 _END = b"\xff" * 8
-_MOST_BYTES = 1 << 24
-_QUEUE = 10_000  # messages of one engine that wait for the thread; what is more is dropped, and asked for
-_REPLAY_QUEUE = 100_000
+_MOST_BYTES = MAX_MESSAGE_BYTES  # of a part of a message: at a larger one the connection breaks off
+_BROKEN_IN_A_ROW, _BROKEN_S = 3, 60.0  # connections that end, without a message, in so many seconds
+_QUEUE = 16  # messages of one engine that wait for the thread
+_REPLAY_QUEUE = 1000
+_MOST_WAITING = 1 << 28  # bytes of a replay
+_MESSAGE_BYTES = 256  # what one takes beside its own
 _DRAIN = 64  # messages that are read before what they say is handed over
 _TRIES = 4
 _MOST_REPLAYED = 1 << 20  # messages of one replay: engines keep fewer
 _REPLAY_MS, _IDLE_MS = 5_000, 20
-_AGAIN_S, _MOST_AGAIN_S = 2.0, 60.0
+_AGAIN_S, _MOST_AGAIN_S, _CONNECT_S = 2.0, 60.0, 0.1
 
 
 class ReplayFailed(Exception):
-    """What was asked for did not come, or not all of it, or without an end."""
+    """What was asked for did not come, or not all of it, or without an end, or more than can wait."""
+
+    def __init__(self, reason: Literal["replay", "oversize"] = "replay") -> None:
+        super().__init__(reason)
+        self.reason: Reason = reason
 
 
 class Subscription:
@@ -60,6 +75,8 @@ class Subscription:
         self._say = say
         self._idle = idle
         self._behind = False
+        self._broken_s = deque[float](maxlen=_BROKEN_IN_A_ROW)  # when it last was, without a message since
+        self._connect_s = math.inf
         self._again_s = math.inf
         self._pause_s = _AGAIN_S
         self._stop, self._stopped = socket.socketpair()
@@ -94,7 +111,7 @@ class Subscription:
 
     def _follow(self, stack: ExitStack) -> None:
         follow = stack.enter_context(self._socket(zmq.SUB, _QUEUE))
-        monitor = stack.enter_context(follow.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED))
+        monitor = stack.enter_context(follow.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED))
         stack.callback(follow.disable_monitor)
         follow.setsockopt_string(zmq.SUBSCRIBE, self._topic)
         (follow.bind if self._bind else follow.connect)(self._live)
@@ -113,7 +130,10 @@ class Subscription:
                 self._connection(monitor)
             if follow in ready:
                 self._read(follow)
-            if time.monotonic() >= self._again_s:
+            now_s = time.monotonic()
+            if now_s >= self._connect_s:
+                self._connect(follow)
+            if now_s >= self._again_s:
                 self._catch_up()
 
     def _socket(self, kind: int, queue: int) -> "zmq.Socket[bytes]":
@@ -130,7 +150,7 @@ class Subscription:
     def _patience_ms(self) -> int | None:
         if self._behind:
             return _IDLE_MS
-        left_s = self._again_s - time.monotonic()
+        left_s = min(self._again_s, self._connect_s) - time.monotonic()
         return None if left_s == math.inf else math.ceil(max(left_s, 0.0) * 1000)
 
     def _tell(self) -> None:
@@ -144,11 +164,24 @@ class Subscription:
             self._behind = True
 
     def _connection(self, monitor: "zmq.Socket[bytes]") -> None:
-        """Another process may have come to the place of one that is gone."""
+        """Another process may have come to the place of one that is gone; or a message was too large."""
         while monitor.poll(0):
             event = parse_monitor_message(monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._replay is not None:
+            if event == zmq.EVENT_DISCONNECTED:
+                self._broken_s.append(time.monotonic())
+                if not self._bind:
+                    self._connect_s = self._broken_s[-1] + _CONNECT_S
+                if len(self._broken_s) == _BROKEN_IN_A_ROW and self._broken_s[-1] - self._broken_s[0] < _BROKEN_S:
+                    self._mirror.fail("oversize")
+                    self._mirror.expected = None
+            elif self._replay is not None:
                 self._catch_up()
+
+    def _connect(self, follow: "zmq.Socket[bytes]") -> None:
+        self._connect_s = math.inf
+        with contextlib.suppress(zmq.ZMQError):  # it may be left already
+            follow.disconnect(self._live)
+        follow.connect(self._live)
 
     def _read(self, follow: "zmq.Socket[bytes]") -> None:
         for _ in range(_DRAIN):
@@ -156,12 +189,13 @@ class Subscription:
                 frames = follow.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._broken_s.clear()
             if (found := _numbered(frames)) is not None:
                 self._take(*found)
 
     def _take(self, number: int, payload: bytes) -> None:
         mirror = self._mirror
-        if mirror.reason == "replay":  # it is asked for again, with all that came since
+        if self._again_s < math.inf:  # it is asked for again, with all that came since
             return
         match mirror.verdict(number, payload):
             case "next":
@@ -200,8 +234,8 @@ class Subscription:
                     self._pause_s = _AGAIN_S
                     return
             raise ReplayFailed
-        except ReplayFailed:
-            self._mirror.fail("replay")
+        except ReplayFailed as failed:
+            self._mirror.fail(failed.reason)
             self._mirror.expected = None
             self._again_s = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _MOST_AGAIN_S)
@@ -241,16 +275,27 @@ class Subscription:
             poller = zmq.Poller()
             poller.register(asking, zmq.POLLIN)
             poller.register(self._stopped.fileno(), zmq.POLLIN)
+            waiting, size = deque[list[bytes]](), 0
             for _ in range(_MOST_REPLAYED):
-                ready = dict(poller.poll(_REPLAY_MS))
-                if asking not in ready or self._stopped.fileno() in ready:  # one that sends for ever is left too
+                ready = dict(poller.poll(0 if waiting else _REPLAY_MS))
+                if not (waiting or asking in ready) or self._stopped.fileno() in ready:  # one that sends for ever is left too
                     raise ReplayFailed
-                frames = asking.recv_multipart()
+                while asking.poll(0):
+                    waiting.append(asking.recv_multipart())
+                    size += _size(waiting[-1])
+                    if size > _MOST_WAITING:
+                        raise ReplayFailed("oversize")
+                frames = waiting.popleft()
+                size -= _size(frames)
                 if len(frames) < 2 or frames[-2] == _END:
                     return
                 if (found := _numbered(frames)) is not None:
                     yield found
             raise ReplayFailed
+
+
+def _size(frames: list[bytes]) -> int:
+    return _MESSAGE_BYTES + sum(map(len, frames))
 
 
 def _numbered(frames: list[bytes]) -> tuple[int, bytes] | None:

@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_MESSAGE_BYTES = 1 << 22
+"""Of what an engine tells at once: more is not read. That is some ten steps of the largest prompts, and decoding takes up to 70
+times as much for a moment, should it be made to."""
+
 KvHash = int
 """An engine's name for a block and all before it, as 60 bits: only compared, never made."""
 

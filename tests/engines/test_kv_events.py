@@ -136,7 +136,8 @@ def test_a_body_that_is_none_is_one_error(body: bytes) -> None:
 
 
 def test_what_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_events, "MAX_BATCH_BYTES", 10)
+    monkeypatch.setattr(kv_events, "MAX_MESSAGE_BYTES", 10)
+    monkeypatch.setattr(kv_events, "MAX_LIST_BYTES", 10)
     for reader in (ZmqEvents(), TrtllmEvents()):
         with pytest.raises(BadEvents):
             reader.batches(b"[" * 11)

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -34,7 +36,7 @@ from gateway.routing.choice import Query, Tuning
 from gateway.routing.router import Router
 from gateway.routing.view import EngineView, FleetView
 from gateway.upstream import Upstream
-from gateway.wire.kv import BadEvents, KvBatch, Removed, Stored
+from gateway.wire.kv import MAX_MESSAGE_BYTES, BadEvents, KvBatch, Removed, Stored
 
 CHUNK, ROOT = 8, 5
 IDS = list(range(100, 164))
@@ -525,6 +527,92 @@ async def test_of_a_conversation_that_grows_it_is_told_what_is_new(tmp_path: Pat
                 publisher.publish(stored(IDS[: end * 4], first=end - 2))
                 await followed.holds(IDS, end // 2)
             assert tuple(told) == chain(IDS)
+
+
+PUBLISHES = """
+import sys, zmq
+count, size = map(int, sys.argv[1:])
+publisher = zmq.Context().socket(zmq.XPUB)
+publisher.setsockopt(zmq.SNDHWM, 0)
+print(publisher.bind_to_random_port("tcp://127.0.0.1"), flush=True)
+publisher.recv()
+for number in range(count):
+    publisher.send_multipart((b"", number.to_bytes(8, "big"), bytes(size)))
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_what_an_engine_publishes_and_nobody_reads_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, size, read, goes_on = 256, 1 << 20, list[int](), threading.Event()
+
+    def batches(_: object, body: bytes) -> tuple[()]:
+        read.append(len(body))
+        assert goes_on.wait(30)
+        return ()
+
+    monkeypatch.setattr(ZmqEvents, "batches", batches)
+    arguments = [sys.executable, "-c", PUBLISHES, str(count), str(size)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine, zmq.Context() as context:
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        live, before = f"tcp://127.0.0.1:{int(engine.stdout.readline())}", resident_bytes()
+        mirror = Mirror(ZmqEvents(), Blocks(0, 128), None)
+        follow = Subscription(context, mirror, live, None, topic="", bind=False, say=lambda _: True, idle=lambda: True)
+        follow.start()
+        try:
+            assert engine.stdout.readline() == b"sent\n"
+            time.sleep(1)  # all of it would be here
+            assert resident_bytes() - before < 100 << 20
+            assert len(read) == 1
+            goes_on.set()
+            for _ in range(1000):
+                if len(read) < count:
+                    time.sleep(0.02)
+            assert read == [size] * count
+            assert mirror.complete, "nothing of it got lost"
+        finally:
+            goes_on.set()
+            follow.stop()
+            assert follow.join(10)
+            engine.stdin.close()
+
+
+async def test_messages_that_are_too_large_are_told_and_not_read(tmp_path: Path) -> None:
+    with Publisher(tmp_path) as publisher:
+        source = source_of(publisher, replay=False)
+        async with following(member(source)) as followed:
+            while followed.state() != ("live", ""):
+                publisher._number = 0
+                publisher.publish(stored(IDS))
+                await asyncio.sleep(0.05)
+            async with asyncio.timeout(15):
+                while followed.state() != ("shadow", "oversize"):
+                    publisher.send(bytes(MAX_MESSAGE_BYTES + 1))
+                    await asyncio.sleep(0.1)
+            async with asyncio.timeout(15):
+                while followed.state() != ("live", ""):  # it may not be connected again yet
+                    publisher.publish(CLEARED, stored(IDS[:16]))
+                    await asyncio.sleep(0.1)
+            await followed.holds(IDS, 2)
+
+
+async def test_a_replay_that_is_too_large_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_socket, "_MOST_WAITING", 1 << 16)
+    monkeypatch.setattr(kv_socket, "_AGAIN_S", 0.05)
+    with Publisher(tmp_path) as publisher:
+        for start in range(100):
+            publisher.publish(stored(range(start * 10_000, start * 10_000 + 1000)))
+        async with following(member(source_of(publisher))) as followed:
+            await followed.shadow("oversize")
+            assert followed.index.held(range(1000)) == 0
+            monkeypatch.setattr(kv_socket, "_MOST_WAITING", 1 << 20)
+            await followed.live()
+            await followed.holds(range(1000), 125)
 
 
 async def test_a_replay_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
