@@ -71,9 +71,10 @@ fuzz: .venv/.dev  ## coverage-guided fuzzing of the formats, FUZZ_S seconds (600
 services:  ## the Debian programs that tests need
 	scripts/services
 
-docs: .venv/.dev  ## docs/settings.md and docs/formats.md from the code
+docs: .venv/.dev  ## docs/settings.md, docs/formats.md and docs/metrics.md from the code
 	$(BIN)/python scripts/settings_docs.py
 	$(BIN)/python scripts/formats_docs.py
+	$(BIN)/python scripts/metrics_docs.py
 
 dashboards: .venv/.dev  ## grafana/*.json from the code of dashboards/
 	$(BIN)/python -m dashboards
@@ -82,6 +83,7 @@ docs-check: .venv/.dev
 	$(BIN)/python -m dashboards --check
 	$(BIN)/python scripts/settings_docs.py --check
 	$(BIN)/python scripts/formats_docs.py --check
+	$(BIN)/python scripts/metrics_docs.py --check
 
 lock: .venv/.dev  ## new versions into the locks, hashes included
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lock

@@ -182,6 +182,10 @@ class Engine(Protocol):
         """What to GET for `load`: the first of these that the engine has."""
 
     @property
+    def usage_path(self) -> str | None:
+        """What to GET beside them for `kv_usage`, where they do not say it."""
+
+    @property
     def kv_path(self) -> str | None:
         """What to POST to be told what is new in its cache, where it is asked."""
 
@@ -203,6 +207,9 @@ class Engine(Protocol):
 
     def load(self, body: bytes, rank: int | None) -> EngineLoad:
         """Reads the answer of one of `load_paths`, of this data-parallel rank or of the whole engine. Never raises."""
+
+    def kv_usage(self, body: bytes) -> float | None:
+        """Reads the answer of `usage_path`: how full its cache is (0 to 1), None where that is not told. Never raises."""
 
     def kv_reader(self) -> KvReader | None:
         """A fresh reader of what it tells of its cache; None where it tells nothing."""

@@ -15,7 +15,7 @@ import msgspec
 
 from engines.base import MAX_COUNT, Call, Chunk, EngineInfo, EngineLoad, TokenLogprob, Traits, Work
 from engines.events import finish, mended, read, token_ids
-from engines.exposition import LoadScrape, count
+from engines.exposition import LoadScrape, added, count, fullest
 from engines.gbnf import GrammarCache
 from engines.refusal import ErrorObject, failure_in_stream, refusal
 from gateway.errors import BadRequest, EngineBroke, GatewayError
@@ -44,6 +44,7 @@ class LlamaCpp:
     info_paths = ("/props",)
     identity_paths = ()
     load_paths = ("/metrics",)
+    usage_path = "/slots"
     kv_path = None
 
     def __init__(self) -> None:
@@ -108,9 +109,19 @@ class LlamaCpp:
         return info
 
     def load(self, body: bytes, rank: int | None) -> EngineLoad:
-        """From `/metrics`, where the server was started with `--metrics`. How full its cache is it does not say there, and its
-        `/slots` writes out each slot's settings."""
+        """From `/metrics`, where the server was started with `--metrics`."""
         return _LOAD.load(body, rank)
+
+    def kv_usage(self, body: bytes) -> float | None:
+        """From `/slots`, which idle slots are in with what they still hold. One that has had no task holds nothing."""
+        try:
+            slots = _SLOTS.decode(body)
+        except JsonError:
+            return None
+        if not slots or any(slot.id_task is not None and slot.n_prompt_tokens is None for slot in slots):  # of an older version
+            return None
+        held, room = added(slot.n_prompt_tokens or 0 for slot in slots), added(slot.n_ctx for slot in slots)
+        return fullest([min(held / room, 1.0)]) if held is not None and room else None
 
     def kv_reader(self) -> None:
         """It tells nothing of its cache."""
@@ -190,7 +201,16 @@ class _Props(msgspec.Struct):
 
 
 _STEP = Decoder(_Step)
+
+
+class _Slot(msgspec.Struct):
+    n_ctx: int
+    id_task: int | None = None
+    n_prompt_tokens: int | None = None
+
+
 _PROPS = Decoder(_Props)
+_SLOTS = Decoder(list[_Slot])
 _LOAD = LoadScrape(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred")
 
 

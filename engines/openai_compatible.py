@@ -51,6 +51,7 @@ class OpenAiCompatible:
     info_paths = ("/v1/models",)
     identity_paths = ()
     load_paths = ()
+    usage_path = None
     kv_path = None
 
     def call(self, work: Work) -> Call:
@@ -99,6 +100,9 @@ class OpenAiCompatible:
     def load(self, _body: bytes, _rank: int | None) -> EngineLoad:
         """Nor do they say their load in one way."""
         return EngineLoad()
+
+    def kv_usage(self, _body: bytes) -> None:
+        """Nor that."""
 
     def kv_reader(self) -> None:
         """It tells nothing of its cache."""

@@ -54,6 +54,7 @@ class Sglang:
     info_paths = ("/v1/models",)
     identity_paths = ("/server_info",)
     load_paths = ("/metrics", "/v1/loads?include=core")
+    usage_path = None
     kv_path = None
 
     def __init__(self) -> None:
@@ -108,6 +109,9 @@ class Sglang:
             waiting=added(each.num_waiting_reqs for each in loads),
             kv_usage=fullest(each.token_usage for each in loads),
         )
+
+    def kv_usage(self, _body: bytes) -> None:
+        """Its load says it."""
 
     def kv_reader(self) -> ZmqEvents:
         """A fresh reader."""

@@ -45,6 +45,7 @@ class TrtLlm:
     info_paths = ("/version", "/v1/models")
     identity_paths = ("/prometheus/metrics",)
     load_paths = ("/prometheus/metrics", "/metrics")
+    usage_path = None
     kv_path = "/kv_cache_events"
 
     def __init__(self) -> None:
@@ -104,6 +105,9 @@ class TrtLlm:
             waiting=added([newest.waiting]),
             kv_usage=fullest([cache.used / cache.most]) if cache is not None and cache.most else None,
         )
+
+    def kv_usage(self, _body: bytes) -> None:
+        """Its load says it."""
 
     def kv_reader(self) -> TrtllmEvents:
         """A fresh reader."""

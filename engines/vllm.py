@@ -50,6 +50,7 @@ class Vllm:
     info_paths = ("/version", "/v1/models")
     identity_paths = ("/metrics",)
     load_paths = ("/metrics",)
+    usage_path = None
     kv_path = None
 
     def __init__(self) -> None:
@@ -106,6 +107,9 @@ class Vllm:
     def load(self, body: bytes, rank: int | None) -> EngineLoad:
         """From `/metrics`, which names data-parallel ranks `engine`."""
         return _LOAD.load(body, rank)
+
+    def kv_usage(self, _body: bytes) -> None:
+        """Its load says it."""
 
     def kv_reader(self) -> ZmqEvents:
         """A fresh reader."""

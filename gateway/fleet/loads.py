@@ -7,7 +7,7 @@ engine answers here, or does not, takes it out, holds a request or a probe up, o
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -146,8 +146,12 @@ class _Asking:
 
     async def _load(self) -> None:
         before = self._ours
-        body = await self._first(self._member.engine.load_paths)
-        load = self._member.engine.load(body, self._member.rank)
+        engine = self._member.engine
+        beside = (engine.usage_path,) if engine.usage_path is not None else ()
+        body, slots = await asyncio.gather(self._first(engine.load_paths), self._first(beside))
+        load = engine.load(body, self._member.rank)
+        if beside:
+            load = replace(load, kv_usage=engine.kv_usage(slots))
         if load == EngineLoad():
             return
         self._registry.set_load(self._member.id, load)

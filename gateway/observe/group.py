@@ -15,6 +15,26 @@ from gateway.observe.series import Counter, Family, Labels, Names
 NO_FORMAT = "none"
 NO_DIALECT = "none"
 
+LABELS: Mapping[str, str] = {
+    "model": "a model of the settings, whatever alias the client used; `unknown` where it named none",
+    "engine": "an engine's id; `none` where the request reached none",
+    "dialect": "the API that the client spoke",
+    "outcome": "how a request ended: `ok`, `client_error`, `rejected`, `upstream_error`, `timeout`, `client_gone`, `drained`",
+    "reason": "why; the words are those of the log and, for errors, of the `code` that clients get",
+    "stage": "what the time was spent on",
+    "format": "how the model writes thoughts and calls (docs/formats.md); `none` where its engine parses them",
+    "finish_reason": "why the model's answer ended: `stop`, `length`, `tool_calls`, `content_filter`",
+    "kind": "of a parse failure (docs/formats.md), of an engine, or of an event of its cache",
+    "result": "`right`, `over` or `under`",
+    "priority": "of those that wait; all are `0` until there are keys",
+    "version": "as the engine, or the gateway, says it",
+    "python": "the version of Python",
+    "test": "of `interlock check`",
+    "origin": "what names engines: `settings`, `engines_file`, `dns`",
+    "gpu": "as the exporter names it: its index",
+}
+"""What each label says."""
+
 Pair = tuple[str, str]
 """A model and its engine, as labels."""
 Take = Callable[[Pair, Any], None]

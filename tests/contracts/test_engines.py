@@ -54,7 +54,6 @@ class Subject:
     lacks: frozenset[str] = frozenset()
     stops_at_ids: bool = True
     info: EngineInfo = field(default_factory=EngineInfo)
-    says_kv_usage: bool = True
 
     @property
     def streams_ids(self) -> bool:
@@ -71,7 +70,6 @@ LLAMA = Subject(
     frozenset({"min_tokens", "return_token_ids"}),
     stops_at_ids=False,
     info=EngineInfo(None, "tiny.gguf", 8192, 1, 16_384, slots=2),
-    says_kv_usage=False,
 )
 SGLANG_NAMES = {**SAME, "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
 SGLANG_INFO = EngineInfo("0.5.23", "tiny", 8192, 16, 16_000)
@@ -448,9 +446,7 @@ async def test_an_engine_says_its_load(subject: Subject) -> None:
         assert isinstance(engine, ConformingEngine)
         engine.load = Load(3, 2, 0.25)
         async with before(Real(engine.url, subject, {"source": str(tiny_model("full")), "format": "hermes"})) as served:
-            await until(
-                lambda: load_of(served) == EngineLoad(3, 2, 0.25 if subject.says_kv_usage else None), lambda: load_of(served)
-            )
+            await until(lambda: load_of(served) == EngineLoad(3, 2, 0.25), lambda: load_of(served))
 
 
 async def test_an_engine_that_does_not_measure_says_nothing_and_serves(subject: Subject) -> None:
@@ -472,6 +468,7 @@ def test_no_answer_of_an_engine_is_taken_for_a_figure_that_it_did_not_say(subjec
     engine = engine_of(subject)
     for rank in (None, 0):
         assert engine.load(body, rank) == EngineLoad()
+        assert engine.kv_usage(body) is None
         info = engine.identity([body for _ in engine.identity_paths], EngineInfo(model="m"), rank)
         assert (info.model, info.block_tokens, info.kv_tokens) == ("m", None, None)
     assert engine.identity([], EngineInfo(model="m"), None).kv_tokens is None
@@ -609,12 +606,22 @@ async def test_the_real_llamacpp_says_that_it_works_and_that_it_does_not(local_e
     body = {"model": "m", "messages": HELLO, "stream": True, "max_tokens": 2000, "ignore_eos": True}
     async with before(Real(local_engine.url, LLAMA, {"source": str(local_engine.model)})) as served:
         assert served.gateway.registry.info("e") == EngineInfo("b0-unknown", "smollm2", 4096, 1, 8192, slots=2)
-        await until(lambda: load_of(served) == EngineLoad(0, 0, None), lambda: load_of(served))
+        await until(lambda: works(served) == (0, 0), lambda: load_of(served))
         async with served.client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.aiter_lines()
             await anext(lines)
-            await until(lambda: load_of(served) == EngineLoad(1, 0, None), lambda: load_of(served), limit_s=30)
-        await until(lambda: load_of(served) == EngineLoad(0, 0, None), lambda: load_of(served), limit_s=30)
+            await until(lambda: works(served) == (1, 0), lambda: load_of(served), limit_s=30)
+            await until(lambda: 0 < ((load_of(served) or EngineLoad()).kv_usage or 0) < 1, lambda: load_of(served), limit_s=30)
+        await until(lambda: works(served) == (0, 0), lambda: load_of(served), limit_s=30)
+        held = load_of(served)
+        assert held is not None
+        assert 0 < (held.kv_usage or 0) < 1, "an idle slot holds what it had"
+
+
+def works(served: Served) -> tuple[int | None, int | None] | None:
+    """The requests that the engine last said that it works on, and holds."""
+    found = load_of(served)
+    return (found.running, found.waiting) if found is not None else None
 
 
 @pytest.mark.vllm

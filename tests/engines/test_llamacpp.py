@@ -333,6 +333,32 @@ def test_load_is_that_of_its_own_metrics() -> None:
     assert LlamaCpp().load(busy, None) == EngineLoad(2, 5, None)
 
 
+SLOT = '{"id":0,"n_ctx":4096,"speculative":false,"is_processing":false%s}'
+USED = ',"id_task":1,"n_prompt_tokens":%d,"next_token":[{"n_decoded":0}],"params":{"seed":1}'
+
+
+@pytest.mark.parametrize(
+    ("slots", "usage"),
+    [
+        (["", ""], 0.0),  # none has had a task
+        ([USED % 2048, ""], 0.25),
+        ([USED % 4096, USED % 4096], 1.0),
+        ([USED % 9000, ""], 1.0),
+        ([',"id_task":7', ""], None),  # it does not say what it holds
+        ([USED % -5, ""], None),
+        ([], None),
+    ],
+)
+def test_how_full_its_slots_are(slots: list[str], usage: float | None) -> None:
+    body = f"[{','.join(SLOT % each for each in slots)}]".encode()
+    assert LlamaCpp().kv_usage(body) == usage
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'[{"n_ctx":0}]', b'[{"n_ctx":"x"}]', b"[1]", b'{"error":{"code":501}}'])
+def test_what_cannot_be_read_of_slots_is_none(body: bytes) -> None:
+    assert LlamaCpp().kv_usage(body) is None
+
+
 @pytest.mark.parametrize("alias", ["/models/a.gguf", "C:\\\\models\\\\a.gguf"])
 def test_a_model_without_alias_is_named_by_its_file_not_its_path(alias: str) -> None:
     assert LlamaCpp().info([f'{{"model_alias":"{alias}"}}'.encode()]) == EngineInfo(model="a.gguf")

@@ -21,9 +21,12 @@ class FakeLlamaCpp(ConformingEngine):
 
     def reports(self) -> Mapping[str, object]:
         if not self.measures:
-            return {"/metrics": plain(501, {"error": {"code": 501, "message": "no", "type": "not_supported_error"}})}
+            lacking = plain(501, {"error": {"code": 501, "message": "no", "type": "not_supported_error"}})
+            return {"/metrics": lacking, "/slots": lacking}
+        held = int(self.load.kv_usage * 2 * 8192)
+        slots = [{"n_ctx": 8192, "id_task": 1, "n_prompt_tokens": held}, {"n_ctx": 8192}]
         names = {"llamacpp:requests_processing": self.load.running, "llamacpp:requests_deferred": self.load.waiting}
-        return {"/metrics": gauges(names)}
+        return {"/metrics": gauges(names), "/slots": plain(200, slots)}
 
     def end(self) -> Sequence[Step]:
         return (b"0\r\n\r\n", CLOSE)

@@ -1,8 +1,10 @@
 """Metrics: names and labels as documented, folds that are right, label values that no client can choose."""
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from timeit import repeat
 from typing import get_args
 
@@ -27,6 +29,7 @@ from gateway.routing.retry import Stopped
 from gateway.routing.view import Forecast, Terms
 
 PAIR = {"model", "engine"}
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 FORMAT = PAIR | {"format"}
 LABELS = {
     "interlock_requests_total": PAIR | {"dialect", "outcome"},
@@ -110,6 +113,7 @@ async def test_a_gateway_has_exactly_these_metrics() -> None:
         assert {each.name: set(each.labels) for each in families} == LABELS
         await served.chat()
         text = (await served.client.get(f"{served.admin_url}/metrics")).text
+    assert set(re.findall(r"^\| `(interlock_\w+)` \|", DOCS.read_text(), re.MULTILINE)) == LABELS.keys()
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")} == {each.name for each in families}
     labels: dict[str, set[str]] = {}
     for shown in parse_text(text):
