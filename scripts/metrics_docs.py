@@ -33,13 +33,13 @@ OpenMetrics format where the scraper accepts it, as Prometheus does, else in the
 process, and begin at zero with it.
 
 - **Labels** hold names of the settings, engines that serve, and words of closed sets, never a client's or a model's text: what is
-  not known is `other`. The number of series depends on the settings and the fleet alone. Of engines that left, sixteen at the most
-  are shown, for five minutes.
+  not known is `other`. The number of series depends on the settings and the fleet alone. Of engines that left, sixteen at the
+  most are shown, for five minutes.
 - **Counters** exist at zero once an engine can be given requests, so that `rate` sees their first increase. A histogram begins
   with its first value. Where something is not known, such as the load of an engine that does not say it, there is no series: that
   is not 0.
-- **Bounds** of histograms are vLLM's where vLLM has one of the same meaning, so that both fit into one panel; where ours are finer,
-  there are more below them.
+- **Bounds** of histograms are vLLM's where vLLM has one of the same meaning, so that both fit into one panel; where ours are
+  finer, there are more below them.
 - **Exemplars**: in OpenMetrics the buckets of requests hold the trace id of the last request that fell there, of traces that are
   recorded ([Traces](tracing.md)).
 
