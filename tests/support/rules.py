@@ -40,7 +40,7 @@ def groups(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def hurried(folder: Path, window: timedelta, every_s: int) -> list[Path]:
-    """Copies of the files in which each rule looks back by no more than this, and is evaluated so often."""
+    """Copies of the files whose rules look back by this and no more, are evaluated so often, and wait for nothing."""
     folder.mkdir()
     for file in FILES:
         changed = list(groups(file))
@@ -48,6 +48,7 @@ def hurried(folder: Path, window: timedelta, every_s: int) -> list[Path]:
             group["interval"] = f"{every_s}s"
             for rule in group["rules"]:
                 rule["expr"] = with_windows(rule["expr"], window)
+                rule.pop("for", None)
         (folder / file.name).write_text(yaml.safe_dump({"groups": changed}))
     return sorted(folder.iterdir())
 
