@@ -128,6 +128,13 @@ def test_the_fast_alerts_can_fire() -> None:
     assert all(0 < FASTEST_BURN * budget < 1 for (budget,) in budgets)
 
 
+def test_the_dashboards_begin_with_the_time_that_is_promised() -> None:
+    bounds = {bound for rule in rules() if "late" in rule.record for bound in re.findall(r'le="([^"]+)"', rule.expr)}
+    (overview,) = (content for name, content in _dashboards() if name == "Overview")
+    (chosen,) = (each["current"]["value"] for each in overview["templating"]["list"] if each["name"] == "objective")
+    assert bounds == {chosen}
+
+
 def test_prometheus_asks_often_enough_and_remembers_long_enough() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     options = dict(option.split("=", 1) for option in compose["services"]["prometheus"]["command"])

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from support.gateway import Served, serving, settings_for
 from support.prometheus import Prometheus, prometheus, scraping
 from support.promql import compared, selectors, with_windows, without_thresholds
@@ -76,6 +77,7 @@ def told(asked: Prometheus, *names: str) -> None:
     asked.until(lambda: firing(asked) >= set(names), what=f"firing: {names}")
 
 
+@pytest.mark.timeout(180)
 async def test_every_expression_has_data_and_what_happens_is_told(tmp_path: Path) -> None:
     files = hurried(tmp_path / "rules", WINDOW, 1)
 

@@ -10,7 +10,6 @@ _COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
 
 def without_thresholds(expression: str) -> str:
     """What the expression gives before anything is compared: a comparison is its left side, and `absent(x)` is `x`."""
-
     return promql.transform(promql.parse(expression), post_visit=_bare).prettify()
 
 
