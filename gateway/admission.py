@@ -5,7 +5,8 @@ A request passes at once while an engine of its model can take it and nobody wai
 have found that no engine can serve, it is refused; so is one that would wait longer than it may, as things go.
 
 One for which there is room may be held too, as its engine has so much to do that another may be the better place by the time that
-it gets to it. That is a matter of speed alone, and nobody waits behind it. It is refused only where others have the room by then.
+it gets to it. That is a matter of speed alone, and nobody waits behind it for another engine, nor for its own before its wait has
+made up for its work (`routing.claims`). It is refused only where others have the room by then.
 
 What a request that was let in does next waits for room too, and goes before those in the queue: an attempt that follows another,
 first come first served; its further answers, in turn with the queue, one each.
@@ -18,7 +19,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.errors import Rejected
 from gateway.events import AttemptFailed, AttemptServed, CacheTold, Event, Finished, Prefilled
@@ -26,23 +27,12 @@ from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import RETURNS_S
 from gateway.refusals import Refusals
 from gateway.routing.policy import Decision, choose
-from gateway.routing.queue import Place
+from gateway.routing.queue import Place, QueueRules
 from gateway.routing.view import FleetView
 from gateway.timer import Alarm, Watchdog
 from gateway.waiting import Entrant, Line, Next, Turn, Waiter, Waiting, Where
 
 _AFTER_REST_S = 0.001
-_MISSES = 16  # of those that wait, so many are looked at that can go nowhere
-_BIDS = 128  # and no more than cost so many looks at an engine: in a large fleet each event would take long
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRules:
-    """How many requests may wait and how long, in seconds; how long for an engine where all are known to be down."""
-
-    requests: int
-    wait_s: float
-    down_wait_s: float = 0.0
 
 
 class Admission:
@@ -92,7 +82,7 @@ class Admission:
         self._settle(model)
         decision = None
         if not self._queue.in_want(model):
-            decision = entrant.where(self.view(model))
+            decision = entrant.where(self.view(model).without(self._queue.claimed(entrant.place, _now_s())))
             if decision.engine is not None:
                 return decision
         if decision is None or not decision.hold:
@@ -183,7 +173,8 @@ class Admission:
         self._enter(waiter, decision)
         try:
             with Alarm(self._watchdog, waiter.ends_at, lambda: self._late(waiter)) as waiter.alarm:
-                self._pump(model)
+                if not held:  # one that is held was asked just now
+                    self._pump(model)
                 await waiter.told
         except Rejected:
             if not waiter.held or loop.time() >= entrant.ends_at:
@@ -278,9 +269,8 @@ class Admission:
 
     def _let_in(self, model: str, line: Line) -> None:
         """Gives room to those of the queue and the further answers, in turn, while there is any."""
-        queue, misses = self._queue.order(model), 0
-        view = self.view(model)
-        most = max(1, min(_MISSES, _BIDS // max(1, len(view.engines))))
+        view, look = self.view(model), self._queue.look(model)
+        waiters = look.over(len(view.engines), _now_s())
         while True:
             if line.answers and (line.others is False or not self._queue.count(model)):
                 if (decision := line.answers[0].where(view)).engine is None:
@@ -289,7 +279,7 @@ class Admission:
                 self._give(line.answers.popleft(), decision)
                 view = self.view(model)
                 continue
-            if misses == most or (waiter := next(queue, None)) is None:
+            if (waiter := next(waiters, None)) is None:
                 if not line.answers:
                     return
                 line.others = False
@@ -297,12 +287,12 @@ class Admission:
             if waiter.told.done():  # its client has left, and it does not know yet
                 self._queue.leave(waiter)
                 continue
-            decision = waiter.entrant.where(view)
+            decision = waiter.entrant.where(view.without(look.claimed))
             if decision.engine is None:
                 self._queue.hold(waiter, decision, _now_s())
                 if not decision.hold:
                     return
-                misses += 1
+                look.missed(waiter, _now_s())
                 continue
             line.others = False
             self._queue.let_in(waiter, _now_s())

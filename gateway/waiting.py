@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gateway.routing.choice import Choice
+from gateway.routing.look import Look
 from gateway.routing.pace import Pace
 from gateway.routing.policy import Decision, choose
 from gateway.routing.queue import FairQueue, Place
@@ -77,6 +78,7 @@ class Waiting:
         self._queue: FairQueue[Waiter] = FairQueue()
         self._in_want: Counter[str] = Counter()
         self._paces: dict[str, Pace] = {}
+        self._looks: dict[str, Look[Waiter]] = {}
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -102,9 +104,13 @@ class Waiting:
         """They, in no order that means anything."""
         return self._queue.waiting(model)
 
-    def order(self, model: str) -> Iterator[Waiter]:
-        """They, in the order of their turns. Each may leave as it is given."""
-        return self._queue.order(model)
+    def look(self, model: str) -> Look[Waiter]:
+        """What finds who of them may go."""
+        return self._looks.setdefault(model, Look(self._queue, model))
+
+    def claimed(self, place: Place, now_s: float) -> set[str]:
+        """The engines on which others go before a newcomer of this place."""
+        return self._queue.claimed(place, now_s)
 
     def yields(self, place: Place) -> Waiter | None:
         """Who gives up its place for one more of this kind."""
@@ -113,7 +119,8 @@ class Waiting:
     def enter(self, waiter: Waiter, decision: Decision | None, now_s: float) -> None:
         """It waits from now on, as this was decided."""
         place = waiter.entrant.place
-        self._queue.push(waiter, place, work_s=_work_s(decision), now_s=now_s)
+        awaits = decision.awaits if decision is not None else None
+        self._queue.push(waiter, place, work_s=_work_s(decision), now_s=now_s, awaits=awaits)
         waiter.queued = True
         if not waiter.held:
             self._in_want[place.model] += 1
@@ -128,8 +135,7 @@ class Waiting:
         else:
             self._pace(model).empty()
         waiter.held = decision.hold
-        if decision.hold:
-            self._queue.rework(waiter, _work_s(decision))
+        self._queue.rework(waiter, _work_s(decision) if decision.hold else None, decision.awaits)
 
     def let_in(self, waiter: Waiter, now_s: float) -> None:
         """Its turn has come."""

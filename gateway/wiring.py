@@ -12,7 +12,7 @@ from yarl import URL
 
 from engines.base import Engine, KvEventsWay
 from engines.registry import known, make
-from gateway.admission import Admission, QueueRules
+from gateway.admission import Admission
 from gateway.dialects.base import Limits
 from gateway.fleet.discovery import Wire
 from gateway.fleet.kv_source import KvSource
@@ -30,6 +30,7 @@ from gateway.pressure import Pressure
 from gateway.route import Guides
 from gateway.routing.breaker import BreakerRules
 from gateway.routing.choice import Chance, Tuning
+from gateway.routing.queue import QueueRules
 from gateway.routing.retry import RetryRules
 from gateway.settings import EngineSettings, Settings
 from gateway.settings_parts import FailureSettings, LimitSettings, RoutingSettings, TimeoutSettings, TracingSettings

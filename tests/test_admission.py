@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.wiring import fleet, lose
 
-from gateway.admission import Admission, QueueRules
+from gateway.admission import Admission
 from gateway.errors import EngineRefused, GatewayError, Rejected
 from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, CacheTold, ClientGone, Event, Finished, Prefilled
 from gateway.fleet.registry import Registry
@@ -22,7 +22,7 @@ from gateway.route import Asked, Guide, Route
 from gateway.routing.chain import token_chain
 from gateway.routing.choice import Choice, Tuning
 from gateway.routing.policy import Decision, choose
-from gateway.routing.queue import Place
+from gateway.routing.queue import Place, QueueRules
 from gateway.routing.view import FleetView, Forecast, Terms
 from gateway.timer import Watchdog
 from gateway.waiting import Entrant, Where
@@ -500,10 +500,11 @@ async def settled(desk: Desk) -> None:
 
 
 class Picky:
-    """Where one request goes: it had better wait, until `good`. Then as any other."""
+    """Where one request goes: it had better wait for an engine, until `good`. Then as any other."""
 
-    def __init__(self, prefill_s: float = 0.0) -> None:
+    def __init__(self, prefill_s: float = 0.0, awaits: str = "a") -> None:
         self.prefill_s = prefill_s
+        self.awaits = awaits
         self.good = False
         self.looks = 0
 
@@ -511,7 +512,8 @@ class Picky:
         self.looks += 1
         if self.good or (decision := choose(view)).engine is None:
             return choose(view)
-        return Choice(None, "hold", decision.considered, hold=True, forecast=Forecast(1, 0, 0.0, Terms(0, 0, self.prefill_s)))
+        forecast = Forecast(1, 0, 0.0, Terms(0, 0, self.prefill_s))
+        return Choice(None, "hold", decision.considered, awaits=self.awaits, forecast=forecast)
 
 
 def engine_of(decision: Decision | None) -> str | None:
@@ -674,6 +676,19 @@ async def test_a_look_at_the_queue_ends_after_some_that_can_go_nowhere(engines: 
     await settled(holds.desk)
 
 
+async def test_a_hundred_that_wait_for_a_busy_engine_hide_none_that_waits_for_another() -> None:
+    holds = Holds(None, "a", "b", requests=200)
+    busy = [await holds.ask(Picky(0.1)) for _ in range(100)]
+    where = Picky(9.0, "b")
+    task = await holds.ask(where)
+    where.good = True
+    await holds.see(finished("x"))
+    assert task.done(), "its engine is free"
+    for each in busy:
+        each.cancel()
+    await settled(holds.desk)
+
+
 async def test_further_answers_do_not_wait_behind_those_that_are_held() -> None:
     holds = Holds(2)
     held = [await holds.ask(Picky()) for _ in range(20)]
@@ -765,11 +780,11 @@ async def test_one_that_would_wait_longer_than_it_may_is_told_at_once() -> None:
 
 
 class Ride:
-    """Requests on engines `a` and `b`, chosen and charged by a real router, on a clock of the test's."""
+    """Requests on engines, chosen and charged by a real router, on a clock of the test's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *ids: str) -> None:
         self.now_s = 0.0
-        self.registry = fleet("a", "b", most_running=4)
+        self.registry = fleet(*ids, most_running=4)
         self.admission = gate(self.registry, queue_requests=6, queue_wait_s=60, ready=True)
         self.guide = Guide("m", Tuning(hold_s=0.05, chunk_tokens=16), lambda: self.now_s, random.Random(3))
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -826,6 +841,37 @@ class Ride:
         self.admission(event)
 
 
+async def test_one_that_needs_much_memory_is_passed_until_its_wait_has_made_up_for_its_work_and_no_longer() -> None:
+    ride = Ride("a")
+    ride.guide.router.capacity("a", 16 * 120)
+    for number in range(3):  # each needs 10 of the 120, and 16 for its answer
+        await ride.ask(f"small {number}", number, 10, "t")
+        ride.steps[f"small {number}"].put_nowait("first")
+        await turns()
+    await ride.ask("big", 7, 60, "t")
+    assert "big" not in ride.steps, "there is no memory for it"
+    ride.steps["small 0"].put_nowait("end")
+    await turns(8)
+    await ride.ask("small 3", 3, 10, "t")
+    assert "small 3" in ride.steps, "it is in nobody's way yet"
+    ride.steps["small 3"].put_nowait("first")
+    await asyncio.sleep(0.4)  # of work it has 960 tokens of 0.1 ms
+    ride.steps["small 1"].put_nowait("end")
+    await turns(8)
+    await ride.ask("small 4", 4, 10, "t")
+    await ride.ask("small 5", 5, 1, "u")
+    assert {*ride.steps} == {"small 2", "small 3"}, "it was passed once more"
+    ride.steps["small 2"].put_nowait("end")
+    await turns(8)
+    assert "big" in ride.steps
+    for name in ("small 3", "big", "small 4", "small 5"):
+        ride.steps[name].put_nowait("end")
+        await turns(8)
+    assert ride.errors == []
+    assert ride.guide.router.idle
+    assert ride.admission.idle
+
+
 class HeldMachine(RuleBasedStateMachine):
     """Requests are held, let go, pushed out, fail and leave, while engines come and go: what is charged is what runs, and at the
     end nothing."""
@@ -836,7 +882,7 @@ class HeldMachine(RuleBasedStateMachine):
         self.numbers = count(1)
 
         async def made() -> Ride:
-            return Ride()
+            return Ride("a", "b")
 
         self.ride = self.runner.run(made())
 

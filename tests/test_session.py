@@ -22,7 +22,7 @@ from support.wiring import fleet
 from yarl import URL
 
 from engines.base import Call
-from gateway.admission import Admission, QueueRules
+from gateway.admission import Admission
 from gateway.answer import AnswerRules
 from gateway.app import request_ids
 from gateway.budget import RetryBudget
@@ -37,6 +37,7 @@ from gateway.observe.bus import Bus
 from gateway.prompt.prompter import Prompter
 from gateway.route import Guides
 from gateway.routing.choice import Tuning
+from gateway.routing.queue import QueueRules
 from gateway.routing.retry import RetryRules
 from gateway.server.completions import Completions, ServeOptions
 from gateway.timer import StageLimits, Watchdog

@@ -15,7 +15,7 @@ FULL = Decision(None, "none", full=True)
 
 
 def hold(prefill_s: float = 1.0) -> Choice:
-    return Choice(None, "hold", hold=True, forecast=Forecast(1, 0, prefill_s, Terms(prefill_s=prefill_s)))
+    return Choice(None, "hold", awaits="a", forecast=Forecast(1, 0, prefill_s, Terms(prefill_s=prefill_s)))
 
 
 def waiter(model: str = "m", *, held: bool = False, tenant: str = "default") -> Waiter:
@@ -65,15 +65,15 @@ async def test_one_leaves_once_however_often_it_is_told_to() -> None:
 async def test_of_those_that_are_held_the_least_work_is_first_as_it_is_known_now() -> None:
     waiting = Waiting()
     long, short = await entered(waiting, held=True, prefill_s=9.0), await entered(waiting, held=True, prefill_s=1.0)
-    assert list(waiting.order("m")) == [short, long]
+    assert list(waiting.look("m").over(1, 0.0)) == [short, long]
     waiting.hold(long, hold(0.1), 0.0)
-    assert list(waiting.order("m")) == [long, short]
+    assert list(waiting.look("m").over(1, 0.0)) == [long, short]
 
 
 async def test_each_may_leave_as_it_is_given() -> None:
     waiting = Waiting()
     ones = [await entered(waiting) for _ in range(5)]
-    for number, one in enumerate(waiting.order("m")):
+    for number, one in enumerate(waiting.look("m").over(1, 0.0)):
         assert one is ones[number]
         (waiting.let_in(one, 1.0) if number % 2 else waiting.leave(one))
     assert len(waiting) == 0

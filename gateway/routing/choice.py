@@ -52,7 +52,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Choice(Decision):
-    """The decision, and what is predicted for it; None where no engine can serve. With `hold` nothing is charged: it is to be
+    """The decision, and what is predicted for it; None where no engine can serve. With `awaits` nothing is charged: it is to be
     asked for again when a first token or an end was seen. `prefill_s` is the request's own work on the best engine, `ttft_s` with
     what it waits for."""
 

@@ -23,7 +23,7 @@ _MOST_FAILING = 0.9  # one that always failed is given some requests too, or it 
 class Decision:
     """The engine of an attempt, or None; why, and what it was chosen from. `wait_s`: when one may be free, where all rest.
     `full`: there is none now, as those it could be have all that they may. `returns`: one that is out may be back at once.
-    `hold`: there are some, but the attempt had better wait."""
+    `awaits`: there are some, but the attempt had better wait for this one."""
 
     engine: str | None
     why: Why
@@ -31,7 +31,12 @@ class Decision:
     wait_s: float | None = None
     returns: bool = False
     full: bool = False
-    hold: bool = False
+    awaits: str | None = None
+
+    @property
+    def hold(self) -> bool:
+        """Whether it had better wait, though there is room."""
+        return self.awaits is not None
 
 
 @dataclass(frozen=True, slots=True)

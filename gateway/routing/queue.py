@@ -11,11 +11,21 @@ from dataclasses import dataclass
 from math import inf
 from typing import Generic, TypeVar
 
+from gateway.routing.claims import Claims, claims_s
 from gateway.routing.turns import Ahead, Turns, Waiting
 
 T = TypeVar("T")
 
 DEFAULT_TENANT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """How many requests may wait and how long, in seconds; how long for an engine where all are known to be down."""
+
+    requests: int = 256
+    wait_s: float = 30.0
+    down_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,7 @@ class FairQueue(Generic[T]):
         self._entries: dict[T, tuple[Place, Waiting[T]]] = {}
         self._turns: dict[str, dict[int, Turns[T]]] = {}  # by model and priority
         self._parts: dict[int, _Parts[T]] = {}  # by priority, of all models
+        self._claims: dict[str, Claims] = {}  # by model
         self._pushed = 0
 
     def __len__(self) -> int:
@@ -66,11 +77,13 @@ class FairQueue(Generic[T]):
         """All that wait for this model, in no order that means anything. They may be removed meanwhile."""
         yield from [one for turns in self._turns.get(model, {}).values() for one in turns.all()]
 
-    def push(self, one: T, place: Place, *, work_s: float = 0.0, now_s: float = 0.0) -> None:
-        """It waits from now on. `work_s` is the prefill that it is predicted to need on the engine that is best for it."""
+    def push(self, one: T, place: Place, *, work_s: float = 0.0, now_s: float = 0.0, awaits: str | None = None) -> None:
+        """It waits from now on. `work_s` is the prefill that it is predicted to need on the engine that is best for it, `awaits`
+        that engine where it is held for it."""
         self._pushed += 1
-        entry = Waiting(one, place.tenant, place.weight, self._pushed, now_s, _checked(work_s))
+        entry = Waiting(one, place.tenant, place.weight, self._pushed, now_s, _checked(work_s), awaits)
         self._entries[one] = place, entry
+        self._claim(place, entry)
         levels = self._turns.setdefault(place.model, {})
         if place.priority not in levels:
             levels[place.priority] = Turns()
@@ -95,6 +108,7 @@ class FairQueue(Generic[T]):
     def take(self, one: T) -> None:
         """It waits no more, and its tenant is charged for its turn."""
         place, entry = self._entries.pop(one)
+        self._unclaim(place, entry)
         self._turns[place.model][place.priority].take(entry)
         self._forget(one, place)
 
@@ -102,13 +116,33 @@ class FairQueue(Generic[T]):
         """It waits no more and had no turn; nothing where it does not wait."""
         if one in self._entries:
             place, entry = self._entries.pop(one)
+            self._unclaim(place, entry)
             self._turns[place.model][place.priority].remove(entry)
             self._forget(one, place)
 
-    def rework(self, one: T, work_s: float) -> None:
-        """Its work is now predicted to be this. It has waited no less for that."""
+    def rework(self, one: T, work_s: float | None, awaits: str | None = None) -> None:
+        """Its work is now predicted to be this (None: as before), on the engine that it is held for. It has waited no less for
+        that."""
         place, entry = self._entries[one]
-        self._turns[place.model][place.priority].rework(entry, _checked(work_s))
+        work_s = entry.work_s if work_s is None else _checked(work_s)
+        self._unclaim(place, entry)
+        self._turns[place.model][place.priority].rework(entry, work_s)
+        entry.awaits = awaits
+        self._claim(place, entry)
+
+    def awaits(self, one: T) -> str | None:
+        """The engine that it is held for, if it is."""
+        return self._entries[one][1].awaits
+
+    def claims_s(self, one: T) -> float:
+        """When it begins to claim that engine."""
+        entry = self._entries[one][1]
+        return claims_s(entry.work_s, entry.since_s)
+
+    def claimed(self, place: Place, now_s: float) -> set[str]:
+        """The engines that others have a claim to before a newcomer of this place."""
+        claims = self._claims.get(place.model)
+        return claims.before(place.priority, now_s) if claims is not None else set()
 
     def ahead(self, model: str, place: Place) -> Ahead:
         """What has its turn before a newcomer of this place, of those that wait now: all of a higher priority, and of its own all
@@ -136,6 +170,19 @@ class FairQueue(Generic[T]):
         if place.priority == lowest and (parts.count(place.tenant) + 1) / place.weight >= most:
             return None
         return newest
+
+    def _claim(self, place: Place, entry: Waiting[T]) -> None:
+        if entry.awaits is not None:
+            if place.model not in self._claims:
+                self._claims[place.model] = Claims()
+            self._claims[place.model].add(entry.awaits, place.priority, claims_s(entry.work_s, entry.since_s))
+
+    def _unclaim(self, place: Place, entry: Waiting[T]) -> None:
+        if entry.awaits is not None:
+            claims = self._claims[place.model]
+            claims.drop(entry.awaits, place.priority, claims_s(entry.work_s, entry.since_s))
+            if not claims:
+                del self._claims[place.model]
 
     def _forget(self, one: T, place: Place) -> None:
         levels = self._turns[place.model]

@@ -105,7 +105,7 @@ class Router:
         unit_tokens = query.unit_tokens or self._tuning.chunk_tokens
         forecast = Forecast(query.tokens, bid.cached_tokens, ttft_s, found, unit_tokens, costs)
         if why == "cheapest" and query.patient and self._had_better_wait(bid):
-            return Choice(None, "hold", view.engines, hold=True, forecast=forecast)
+            return Choice(None, "hold", view.engines, awaits=bid.engine.id, forecast=forecast)
         self._charge(query, bid, now_s)
         return Choice(bid.engine.id, field.why(bid.engine, why), view.engines, forecast=forecast)
 
@@ -300,11 +300,11 @@ class Router:
         return bids
 
     def _had_better_wait(self, bid: _Bid) -> bool:
-        """Only where something of ours runs, whose end will wake it."""
+        """Only where something of ours runs, whose end will wake it, and those too that it would pass."""
         hold_s = self._tuning.hold_s
         if hold_s is None or not self._ledger.account(bid.engine.id).running:
             return False
-        return bid.terms.memory_s > 0.0 or bid.terms.wait_s > hold_s
+        return bid.engine.claimed or bid.terms.memory_s > 0.0 or bid.terms.wait_s > hold_s
 
     def _charge(self, query: Query, bid: _Bid, now_s: float) -> None:
         held, used, proved = self._map(bid.engine.id), -inf, False

@@ -36,7 +36,8 @@ _Key = tuple[float, int]
 
 @dataclass(eq=False, slots=True)
 class Waiting(Generic[T]):
-    """One that waits: since when, for how many seconds of work, and which one in the order of coming."""
+    """One that waits: since when, for how many seconds of work, which one in the order of coming, and for which engine if it is
+    held for one."""
 
     one: T
     tenant: str
@@ -44,6 +45,7 @@ class Waiting(Generic[T]):
     number: int
     since_s: float
     work_s: float
+    awaits: str | None = None
 
     @property
     def charge_s(self) -> float:

@@ -1,6 +1,7 @@
 """What is known of the engines at one moment, frozen, so that a decision can be made, tested and repeated on it."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -15,6 +16,7 @@ class EngineView:
     `context_tokens` is None until it has said it. `returning`: it has just lost a connection, and may be back as soon as it is
     asked. `life` is another number when it may be another process, whose cache is empty. It answers `slots` requests at a time,
     each out of a cache of its own (gateway.routing.slots), and others wait in it; None: it says of no bound, and they share one.
+    `claimed`: one that waits in the gateway goes there first (gateway.routing.claims).
     """
 
     id: str
@@ -32,6 +34,7 @@ class EngineView:
     shy: bool = False
     life: int = 0
     slots: int | None = None
+    claimed: bool = False
 
     @property
     def usable(self) -> bool:
@@ -54,6 +57,12 @@ class FleetView:
     def ready(self) -> bool:
         """Whether any engine can serve."""
         return any(engine.usable for engine in self.engines)
+
+    def without(self, claimed: Collection[str]) -> "FleetView":
+        """The same for one that others go before on these engines."""
+        if not claimed:
+            return self
+        return FleetView(tuple(replace(each, claimed=True) if each.id in claimed else each for each in self.engines))
 
 
 class Terms(NamedTuple):

@@ -20,7 +20,10 @@ class Usage:
 
 class Policy(Protocol):
     """Sends prompts to engines, which it calls by their numbers. It is told of its own requests' first tokens and ends, as a
-    gateway is, and keeps its own books by that: `choose` charges what it chooses."""
+    gateway is, and keeps its own books by that: `choose` charges what it chooses. Of those that it lets wait, `released` gives
+    each within `wait_s` seconds."""
+
+    wait_s: float
 
     def choose(self, prompt: Prompt, now_s: float) -> int | None:
         """The engine for this prompt; None: it waits here until `released`."""
@@ -35,7 +38,8 @@ class Policy(Protocol):
         ...
 
     def released(self, now_s: float) -> Sequence[tuple[Prompt, int]]:
-        """Those that waited here and go now, with their engines. Asked whenever a first token or an end has come."""
+        """Those that waited here and go now, with their engines. Asked whenever a first token or an
+        end has come, and when one has waited `wait_s`."""
         ...
 
 
@@ -62,6 +66,8 @@ Make = Callable[[Truth, EngineModel, random.Random], Policy]
 
 class RoundRobin:
     """Each engine in its turn."""
+
+    wait_s = 0.0
 
     def __init__(self, truth: Truth, model: EngineModel, rng: random.Random) -> None:
         self._engines = truth.engines
@@ -96,6 +102,8 @@ class Session(RoundRobin):
 
 class LeastOutstanding:
     """The engine with the fewest of our requests; of several, any. Others build on its count."""
+
+    wait_s = 0.0
 
     def __init__(self, truth: Truth, model: EngineModel, rng: random.Random) -> None:
         self.truth = truth

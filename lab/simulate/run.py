@@ -16,6 +16,8 @@ from lab.traces import Request, Trace
 
 Loop = Literal["closed", "open"]
 
+_ARRIVES, _LATE = -1, -2  # of a request, in the place of an engine's number
+
 
 class Unroutable(Exception):
     """The policy never sent a request anywhere."""
@@ -70,7 +72,7 @@ class _Run:
         self._replicas = replicas
         self._policy = policy
         self._speed = speed
-        self._events: list[tuple[float, int, Job | None, int]] = []  # moment, order, who arrives or which engine's step ends
+        self._events: list[tuple[float, int, Job | None, int]] = []  # moment, order, whose it is: a job, or an engine's step
         self._count = 0
         self._jobs: dict[int, Job] = {}
         self._due: list[float | None] = [None] * len(replicas)  # when each engine's step ends: other moments of it are void
@@ -97,8 +99,11 @@ class _Run:
         """Takes the events in their order until there are none."""
         while self._events:
             now_s, _, job, engine = heappop(self._events)
-            if job is not None:
+            if job is not None and engine == _ARRIVES:
                 self._route(job, now_s)
+            elif job is not None:
+                if job.engine < 0:
+                    self._release(now_s)
             elif self._due[engine] == now_s:
                 self._step(engine, now_s)
         if any(job.done_s < 0 for job in self._jobs.values()):
@@ -110,12 +115,18 @@ class _Run:
 
     def _arrive(self, request: Request, moment_s: float) -> None:
         self._jobs[request.prompt.id] = job = Job(request, moment_s)
-        self._push(moment_s, job, -1)
+        self._push(moment_s, job, _ARRIVES)
 
     def _route(self, job: Job, now_s: float) -> None:
         engine = self._policy.choose(job.prompt, now_s)
-        if engine is not None:
+        if engine is None:
+            self._push(now_s + self._policy.wait_s, job, _LATE)
+        else:
             self._send(job, engine, now_s)
+
+    def _release(self, now_s: float) -> None:
+        for prompt, engine in self._policy.released(now_s):
+            self._send(self._jobs[prompt.id], engine, now_s)
 
     def _send(self, job: Job, engine: int, now_s: float) -> None:
         job.engine = engine
@@ -138,5 +149,4 @@ class _Run:
             if (request := self._next.pop(job.prompt.id, None)) is not None:
                 self._arrive(request, now_s + request.think_s / self._speed)
         if replica.first or replica.finished:
-            for prompt, chosen in self._policy.released(now_s):
-                self._send(self._jobs[prompt.id], chosen, now_s)
+            self._release(now_s)

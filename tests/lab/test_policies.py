@@ -1,17 +1,24 @@
 """Each policy's rule on a small scene, and that its books are even when all is over."""
 
 import random
+from collections import deque
 from collections.abc import Sequence
+from itertools import count
 
 import pytest
 
 from gateway.routing.choice import Tuning
+from gateway.routing.queue import QueueRules
+from gateway.routing.turns import AGEING
+from gateway.settings_parts import LimitSettings
+from gateway.wiring import queue_rules
 from lab.simulate.model import EngineModel
 from lab.simulate.named import POLICIES
 from lab.simulate.peers import DynamoLike, LlmdLike, LmetricLike, LmetricPrecise, SglangLike, Shadow
 from lab.simulate.policies import LeastOutstanding, Session, Usage
 from lab.simulate.product import GatewayPolicy
-from lab.traces import Prompt
+from lab.simulate.run import simulate
+from lab.traces import Prompt, Request, Trace
 
 MODEL = EngineModel(blocks=100)
 BLOCK = MODEL.block_tokens
@@ -164,6 +171,61 @@ def test_the_gateway_holds_what_has_no_room_and_sends_it_when_there_is() -> None
     policy.finished(big, 0, Usage(0, 5), 3.0)
     assert policy.released(3.0) == [(late, 0)]
     assert policy.released(3.0) == ()
+
+
+def test_what_the_gateway_holds_is_passed_until_its_wait_has_made_up_for_its_work_and_no_longer() -> None:
+    policy = GatewayPolicy(Tuning(), Scene(1), EngineModel(blocks=40), rng())
+    running, numbers, sent = deque[Prompt](), count(1), dict[int, float]()
+    big = prompt(0, 30)
+
+    def come(one: Prompt, now_s: float) -> None:
+        if policy.choose(one, now_s) is not None:
+            sent[one.id] = now_s
+            running.append(one)
+            policy.first_token(one, 0, now_s)
+
+    for step in range(200):
+        now_s = step / 2
+        if running and step > 2:  # three run
+            policy.finished(running.popleft(), 0, Usage(0, 5), now_s)
+        for one, _ in policy.released(now_s):
+            sent[one.id] = now_s
+            running.append(one)
+            policy.first_token(one, 0, now_s)
+        come(prompt(number := next(numbers), 10, start=number * 100), now_s)
+        if step == 10:
+            come(big, now_s)
+        if 0 in sent:
+            break
+    passed = [moment for number, moment in sent.items() if number and moment > 5.0]
+    assert 5.0 < sent[0] <= 5.0 + 30 * BLOCK * 1e-4 / AGEING + 4 / 2, "and at most until three have ended"
+    assert passed, "it was not passed at all"
+
+
+def test_the_gateway_lets_go_what_has_waited_long_enough() -> None:
+    """At that moment, whatever comes, or does not."""
+    gone = list[tuple[int, float]]()
+
+    class Watched(GatewayPolicy):
+        def released(self, now_s: float) -> Sequence[tuple[Prompt, int]]:
+            found = super().released(now_s)
+            gone.extend((one.id, now_s) for one, _ in found)
+            return found
+
+    trace = Trace("two", (Request(prompt(0, 30), 3000, 0.0), Request(prompt(1, 30, start=100), 1, 0.1)))
+    model = EngineModel(blocks=40)
+    outcome = simulate(trace, 1, lambda truth, model, rng: Watched(Tuning(), truth, model, rng, QueueRules(wait_s=7.0)), model)
+    assert gone == [(1, 7.1)]
+    assert outcome.jobs[0].done_s > 50
+
+
+def test_one_that_the_gateway_would_hold_goes_at_once_where_the_queue_is_full() -> None:
+    policy = GatewayPolicy(Tuning(), Scene(1), EngineModel(blocks=40), rng(), QueueRules(requests=1))
+    assert [policy.choose(prompt(each, 30, start=each * 100), 0.1 * each) for each in range(3)] == [0, None, 0]
+
+
+def test_the_simulated_queue_is_as_the_settings_have_it() -> None:
+    assert queue_rules(LimitSettings()) == QueueRules()
 
 
 def test_the_gateway_is_told_what_engines_report(monkeypatch: pytest.MonkeyPatch) -> None:
