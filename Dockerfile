@@ -17,6 +17,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY gateway gateway
 COPY engines engines
 COPY lab lab
+COPY grafana grafana
+COPY deploy/prometheus/rules deploy/prometheus/rules
 # From here on nothing installs packages: what does goes.
 RUN /opt/interlock/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/interlock/bin/python -m pip install --no-deps --no-index /wheels/*.whl \

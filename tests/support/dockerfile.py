@@ -105,9 +105,13 @@ class Context:
         self.left_out = [line.removeprefix("**/") for line in lines[1:] if line.startswith("**/")]
         assert len(lines) == 1 + len(self.allowed) + len(self.left_out)
 
+    def lets(self, source: str) -> str | None:
+        """What lets this through."""
+        return next((each for each in self.allowed if f"{source}/".startswith(f"{each}/")), None)
+
     def copy(self, source: str, target: Path) -> None:
         """As COPY does. Fails where there is nothing to copy, or where it is ignored."""
-        assert Path(source).parts[0] in self.allowed, f"{source} is ignored"
+        assert self.lets(source), f"{source} is ignored"
         path = self.folder / source
         if path.is_dir():
             shutil.copytree(path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*self.left_out))
