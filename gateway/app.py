@@ -23,6 +23,7 @@ from gateway.budget import RetryBudget
 from gateway.dialects.openai_chat import ModelCard, OpenAIChat, models_list
 from gateway.errors import CLOSED, Draining, SettingsError
 from gateway.fleet.discovery import DiscoveryRules, Membership
+from gateway.fleet.gpus import Gpus
 from gateway.fleet.kv_events import KvEvents
 from gateway.fleet.loads import Loads
 from gateway.fleet.parity import Parity
@@ -60,6 +61,7 @@ from gateway.voice import FAULTS, Voice, voice_of
 from gateway.wiring import (
     Gate,
     Traces,
+    gpus_of,
     is_loopback,
     request_limits,
     retry_rules,
@@ -78,7 +80,8 @@ Records = Callable[[Mapping[str, object]], None]
 class Configured:
     """Settings, and their models in the same order, each read from its files. `warn_unchecked`: the log names models that are
     served without a check. `file`: where they came from, to be followed while the gateway runs. `hide` is
-    told what must not be logged. `chance`: between engines that are equal."""
+    told what must not be logged. `chance`: between engines that are equal. `gpu_metrics`: the URL
+    of an exporter that tells of GPUs."""
 
     settings: Settings
     models: tuple[Model, ...]
@@ -87,6 +90,7 @@ class Configured:
     hide: Callable[[str], None] = lambda _: None
     discovery: DiscoveryRules = field(default_factory=DiscoveryRules)
     chance: Chance = field(default_factory=random.Random)
+    gpu_metrics: str | None = None
 
 
 def configure(path: str | os.PathLike[str], environ: Mapping[str, str]) -> Configured:
@@ -189,6 +193,7 @@ class _Parts:
     traces: Traces
     explain: Explain
     truth: RoutingTruth
+    gpus: Gpus | None
     metrics: Metrics
     membership: Membership
     sources: Sources
@@ -207,7 +212,9 @@ def _parts(configured: Configured, environ: Mapping[str, str], access: Records |
     known = Known(served(settings, models), [OpenAIChat.name])
     checks = {model.name: model.checked.passed for model in models if model.checked is not None}
     health, load = Health(known, registry, checks), Load(known, registry)
-    more = (truth, gate.metrics, health, load, caches.metrics(), troubles.metrics(), traces.metrics)
+    gpus = gpus_of(configured.gpu_metrics, registry, upstream) if configured.gpu_metrics else None
+    shown = (gpus.metrics(),) if gpus is not None else ()
+    more = (truth, gate.metrics, health, load, *shown, caches.metrics(), troubles.metrics(), traces.metrics)
     metrics = Metrics(known, more)
     membership, sources = _naming(configured, environ, registry, metrics, troubles)
     logs = [AccessLog(access, time.time)] if access is not None else []
@@ -222,6 +229,7 @@ def _parts(configured: Configured, environ: Mapping[str, str], access: Records |
         traces,
         explain,
         truth,
+        gpus,
         metrics,
         membership,
         sources,
@@ -282,6 +290,8 @@ def _asking(parts: _Parts, models: tuple[Model, ...]) -> Iterator[_Runs]:
     yield Prober(registry, upstream, parity, on_info, stood_s=gate.lag.stood_s)
     yield Loads(registry, upstream, on_info)
     yield from (parts.membership, parts.sources, parts.caches)
+    if parts.gpus is not None:
+        yield parts.gpus
 
 
 def _listing(registry: Registry, wanted: tuple[Model, ...]) -> bytes:

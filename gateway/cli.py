@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -69,13 +70,21 @@ def interlock(
 Config = Annotated[Path, typer.Option("--config", help="The settings file (YAML).", show_default=False)]
 
 
+GpuMetrics = Annotated[
+    str | None,
+    typer.Option("--gpu-metrics", help="Where a DCGM exporter answers, as http://HOST:9400/metrics; engines' `gpus` are shown."),
+]
+
+
 @app.command()
-def serve(config: Config) -> None:
+def serve(config: Config, gpu_metrics: GpuMetrics = None) -> None:
     """Serve the models of a settings file until SIGINT or SIGTERM."""
+    if gpu_metrics is not None and not _is_http(gpu_metrics):
+        raise typer.BadParameter("must be the exporter's URL, as http://127.0.0.1:9400/metrics", param_hint="--gpu-metrics")
     hidden = Redactor()
     configure_logging(secrets=hidden)
     answer_signals_early(told=True)
-    configured = replace(configure(config, os.environ), hide=hidden.hide)
+    configured = replace(configure(config, os.environ), hide=hidden.hide, gpu_metrics=gpu_metrics)
     sockets = process.bind_both(configured.settings.server)
 
     async def main(stop: asyncio.Event) -> int:
@@ -83,6 +92,14 @@ def serve(config: Config) -> None:
         return 0
 
     _run(main, sockets)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and parts.username is None
+    except ValueError:
+        return False
 
 
 @app.command("check-config")

@@ -54,6 +54,11 @@ _MADE: Mapping[str, str] = MappingProxyType({"source": "models are not downloade
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+def _gpu(value: object) -> object:
+    """An index is a name too."""
+    return str(value) if type(value) is int else value
+
+
 class EngineSettings(Section):
     """One engine process that serves a model."""
 
@@ -91,6 +96,10 @@ class EngineSettings(Section):
 
     kv_events: Annotated[KvEventsSettings | None, BeforeValidator(section_of)] = None
     """Where it tells what its cache holds. Unset: nowhere."""
+
+    gpus: Annotated[tuple[Annotated[Label, BeforeValidator(_gpu)], ...], Field(strict=False, max_length=64)] = ()
+    """The GPUs that it runs on, by index or UUID, as the exporter of `interlock serve --gpu-metrics URL` names them: what it says
+    of them is shown as the engine's (docs/metrics.md). With `ranks` they are each rank's."""
 
     @field_validator("url")
     @classmethod

@@ -11,10 +11,12 @@ from ipaddress import ip_address
 from yarl import URL
 
 from engines.base import Engine, KvEventsWay
+from engines.exposition import Scrape
 from engines.registry import known, make
 from gateway.admission import Admission
 from gateway.dialects.base import Limits
 from gateway.fleet.discovery import Wire
+from gateway.fleet.gpus import NAMES, Gpus
 from gateway.fleet.kv_source import KvSource
 from gateway.fleet.registry import Member, Registry
 from gateway.fleet.standing import StandingRules
@@ -36,6 +38,7 @@ from gateway.settings import EngineSettings, Settings
 from gateway.settings_parts import FailureSettings, LimitSettings, RoutingSettings, TimeoutSettings, TracingSettings
 from gateway.timer import StageLimits, Watchdog
 from gateway.trace import Begin, passed_on
+from gateway.upstream import Upstream
 
 
 def wire_with(environ: Mapping[str, str], hide: Callable[[str], None]) -> Wire:
@@ -56,6 +59,7 @@ def wire_with(environ: Mapping[str, str], hide: Callable[[str], None]) -> Wire:
             weights=entry.weights,
             most_running=entry.most_running,
             kv_events=kv_source(entry, engines[entry.kind].traits.kv_events),
+            gpus=entry.gpus,
         )
 
     return wire
@@ -67,6 +71,11 @@ def kv_source(entry: EngineSettings, way: KvEventsWay | None) -> KvSource | None
     if told is None or way is None:
         return None
     return KvSource(way, told.endpoint or "", told.replay_endpoint, told.topic, told.bind, told.poll_s)
+
+
+def gpus_of(url: str, registry: Registry, upstream: Upstream) -> Gpus:
+    """What reads the exporter there."""
+    return Gpus(URL(url), registry, upstream, Scrape(*NAMES).samples)
 
 
 def served(settings: Settings, models: tuple[Model, ...]) -> list[Served]:

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.app import running, with_models
@@ -42,6 +43,9 @@ process, and begin at zero with it.
   finer, there are more below them.
 - **Exemplars**: in OpenMetrics the buckets of requests hold the trace id of the last request that fell there, of traces that are
   recorded ([Traces](tracing.md)).
+- **GPUs** are shown where `interlock serve --gpu-metrics URL` names a DCGM exporter and engines their `gpus`
+  ([settings](settings.md)). An exporter that does not answer, or did not for 15 s, shows nothing and takes no engine out; a GPU
+  that it does not know is an error in the log.
 
 | label | says |
 |---|---|
@@ -78,7 +82,7 @@ async def groups_of_a_gateway() -> tuple[Group, ...]:
     """Those of one that has everything that has metrics."""
     engine = {"id": "e", "url": NOWHERE, "kind": "openai"}
     settings = Settings.model_validate({"models": [{"name": "m", "format": "engine", "engines": [engine]}]})
-    async with running(with_models(settings), {}) as gateway:
+    async with running(replace(with_models(settings), gpu_metrics=NOWHERE), {}) as gateway:
         return tuple(gateway.metrics.groups)
 
 

@@ -102,7 +102,8 @@ def test_every_key_can_be_set(folder: Path) -> None:
             hold_arguments: true
             engines_file: engines.yaml
             engines:
-              - {id: e, url: "https://e.test:8/pre/", kind: llamacpp, model: big, api_key_env: KEY, most_running: 9, weights: w}
+              - {id: e, url: "https://e.test:8/pre/", kind: llamacpp, model: big, api_key_env: KEY, most_running: 9, weights: w,
+                 gpus: [0, GPU-1]}
         timeouts: {connect_s: 1, headers_s: 2, first_token_s: 3, between_tokens_s: 4, client_s: 6, total_s: 5}
         limits: {n: 1, stop: 2, logprobs: 3, tools: 4, messages: 5, queue_requests: 6, queue_wait_s: 7, render_workers: 0,
           render_s: 8, down_wait_s: 9, inflight_requests: 10}
@@ -125,6 +126,7 @@ def test_every_key_can_be_set(folder: Path) -> None:
         "ranks": None,
         "resolve": False,
         "kv_events": None,
+        "gpus": ("0", "GPU-1"),
     }
     assert found.models[0].engines_file == folder / "engines.yaml"
     assert found.timeouts.model_fields_set == set(type(found.timeouts).model_fields)

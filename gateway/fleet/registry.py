@@ -30,7 +30,8 @@ class Member:
 
     `engine_model` is the name that the engine knows, None for its only one. `rank` is that of a data-parallel engine that shares
     its address with others. `weights` is the operator's word for what it serves: engines with the same one answer alike.
-    `most_running` bounds the attempts of ours on it. `kv_events` is where it tells what its cache holds. The key is never shown.
+    `most_running` bounds the attempts of ours on it. `kv_events` is where it tells what its cache holds. `gpus` are
+    those that it runs on, as their exporter names them. The key is never shown.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Member:
     weights: str | None = None
     most_running: int | None = None
     kv_events: KvSource | None = None
+    gpus: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Member({self.id!r}, {self.engine.kind!r})"

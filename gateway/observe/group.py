@@ -31,7 +31,7 @@ LABELS: Mapping[str, str] = {
     "python": "the version of Python",
     "test": "of `interlock check`",
     "origin": "what names engines: `settings`, `engines_file`, `dns`",
-    "gpu": "as the exporter names it: its index",
+    "gpu": "a GPU of the engine, as the settings name it",
 }
 """What each label says."""
 

@@ -12,8 +12,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from support.events import DONE
-from support.gateway import scripted
+from support.gateway import serving, settings_for
 from support.metrics import metrics_of, read, value
+from support.scripted_engine import ScriptedEngine
 from support.wiring import fleet
 
 from gateway.events import AttemptFailed, AttemptStarted, CacheTold, NotRetried, Outcome, Prefilled
@@ -72,6 +73,11 @@ LABELS = {
     "interlock_engine_requests_running": PAIR,
     "interlock_engine_requests_waiting": PAIR,
     "interlock_engine_kv_cache_usage_ratio": PAIR,
+    "interlock_engine_gpu_utilization_ratio": PAIR | {"gpu"},
+    "interlock_engine_gpu_memory_used_bytes": PAIR | {"gpu"},
+    "interlock_engine_gpu_memory_total_bytes": PAIR | {"gpu"},
+    "interlock_engine_gpu_power_watts": PAIR | {"gpu"},
+    "interlock_engine_gpu_temperature_celsius": PAIR | {"gpu"},
     "interlock_engine_info": {"engine", "kind", "version", "model"},
     "interlock_engine_tokenizer_mismatch": PAIR,
     "interlock_engine_kv_events_live": PAIR,
@@ -108,7 +114,7 @@ def made(clock_s: Callable[[], float] = lambda: 0.0, *, registry: Registry | Non
 
 
 async def test_a_gateway_has_exactly_these_metrics() -> None:
-    async with scripted() as (_, served):
+    async with ScriptedEngine().running() as engine, serving(settings_for(engine.url), gpu_metrics=engine.url) as served:
         families = [family for group in served.gateway.metrics.groups for family in group.families]
         assert {each.name: set(each.labels) for each in families} == LABELS
         await served.chat()

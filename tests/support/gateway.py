@@ -126,9 +126,10 @@ async def serving(
     access: Records | None = None,
     environ: Mapping[str, str] | None = None,
     discovery: DiscoveryRules | None = None,
+    gpu_metrics: str | None = None,
 ) -> AsyncIterator[Served]:
     """The gateway of these settings, once its engines are ready. `access` takes the records of the access log."""
-    configured = replace(with_models(settings), discovery=discovery or DiscoveryRules(), chance=Least())
+    configured = replace(with_models(settings), discovery=discovery or DiscoveryRules(), chance=Least(), gpu_metrics=gpu_metrics)
     sockets = bind_both(settings.server)
     url, admin = (f"http://127.0.0.1:{port_of(each)}" for each in sockets)
     stop, started = asyncio.Event(), asyncio.Event()
