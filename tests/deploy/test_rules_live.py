@@ -20,14 +20,14 @@ WINDOW = timedelta(seconds=5)
 ON_TIME = {"InterlockTtftBurnFast", "InterlockTtftBurnSlow", "InterlockLoopLag"}  # fire where the machine of the test is busy
 
 
-def caching() -> Callable[[Seen], list[Step]]:
-    """An engine that has each prompt in its cache from its second time on, but for the last token."""
+def caching(*, keeps: bool = True) -> Callable[[Seen], list[Step]]:
+    """An engine that has each prompt in its cache from its second time on, but for the last token; or never, as it keeps none."""
     known: set[tuple[int, ...]] = set()
 
     def answer(seen: Seen) -> list[Step]:
         prompt = tuple(seen.body["prompt"])
         cached = len(prompt) - 1 if prompt in known else 0
-        known.add(prompt)
+        known.update([prompt] * keeps)
         tokens = [event(llama_token(text, at, prompt_tokens=len(prompt))) for at, text in enumerate("Yes", 1)]
         return [HEAD, *tokens, event(llama_end(3, cached=cached, prompt_tokens=len(prompt))), b"0\r\n\r\n", CLOSE]
 
@@ -60,6 +60,10 @@ async def ask(served: Served, number: int) -> None:
         await asyncio.sleep(0.02)
 
 
+def fails(seen: Seen) -> list[Step]:
+    return [b"HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n", CLOSE]
+
+
 def expressions() -> set[str]:
     """All that must have data where nothing is wrong."""
     recorded = {rule.expr for rule in rules() if rule.record}
@@ -87,6 +91,9 @@ async def test_every_expression_has_data_and_what_happens_is_told(tmp_path: Path
     async with gateway() as (engines, served):
         with prometheus(scraping(served.admin_url, every="500ms", rules=files), tmp_path) as asked:
             await until(lambda: healthy(asked))
+            engines[0].script, engines[1].script = fails, caching(keeps=False)
+            await until(lambda: told(asked, "InterlockBreakerOpen", "InterlockCacheDrift"))
+            assert not firing(asked) & {"InterlockEngineDown", "InterlockErrorsBurnFast", "InterlockErrorsBurnSlow"}
             engines[0].up = False
             await until(lambda: told(asked, "InterlockEngineDown"))
             assert "InterlockModelDown" not in firing(asked)
