@@ -49,7 +49,7 @@ def _health() -> list[Panel]:
             "reqps",
             [
                 Query(
-                    f"sum by (engine, reason) (rate(interlock_attempt_failures_total{{{PAIR}}}{EVERY}))",
+                    f"sum by (engine, reason) (rate(interlock_attempt_failures_total{{{PAIR}}}{EVERY})) > 0",
                     "{{engine}}: {{reason}}",
                 )
             ],

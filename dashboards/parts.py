@@ -167,14 +167,13 @@ def heat(title: str, text: str, name: str, *, unit: str = "s", width: int = 12, 
 
 
 def rows(title: str, text: str, columns: Sequence[Column], *, width: int = 24, sort: str | None = None) -> Panel:
-    """A table: the labels that the columns' expressions have in common, then their values."""
+    """A table: the labels that the columns' expressions have in common, then their values, of two columns at the least."""
     letters = [chr(ord("A") + at) for at in range(len(columns))]
     panel = _table(title, text, width)
     for letter, column in zip(letters, columns, strict=True):
         panel.with_target(_row_target(column.expr, letter))
         panel.override_by_name(column.name, list(_cell(column)))
-    one = len(columns) == 1
-    renamed = {"Value" if one else f"Value #{letter}": column.name for letter, column in zip(letters, columns, strict=True)}
+    renamed = {f"Value #{letter}": column.name for letter, column in zip(letters, columns, strict=True)}
     panel.with_transformation(model.DataTransformerConfig("merge", options={}))
     panel.with_transformation(_organized({"Time"}, renamed))
     if sort is not None:

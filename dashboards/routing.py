@@ -197,6 +197,11 @@ def _where() -> list[Panel]:
             "Failures that no attempt followed",
             "By what forbade it. Clients saw these.",
             "reqps",
-            [Query(f"sum by (model, reason) (rate(interlock_retries_refused_total{{{MODEL}}}{EVERY}))", "{{model}}: {{reason}}")],
+            [
+                Query(
+                    f"sum by (model, reason) (rate(interlock_retries_refused_total{{{MODEL}}}{EVERY})) > 0",
+                    "{{model}}: {{reason}}",
+                )
+            ],
         ),
     ]

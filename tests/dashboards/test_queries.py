@@ -45,6 +45,34 @@ def _wrong(asked: Prometheus, variables: Mapping[str, str]) -> Iterator[str]:
             yield f"{query.board}, {query.panel}: {values[:3]} for {expression}"
 
 
+def told(asked: Prometheus, board: str, panel: str, number: int, *labels: str) -> dict[tuple[str, ...], float]:
+    """What a panel shows by its query of this number: values by these labels."""
+    found = [query for query in QUERIES if (query.board, query.panel) == (board, panel)][number]
+    return {tuple(each.labels[name] for name in labels): each.value for each in asked.query(found.filled(INTERVAL, WINDOW))}
+
+
+def misled(asked: Prometheus) -> None:
+    """Fails where a panel says something else of this load than what is: what `busy` makes engines and clients do."""
+    up, _, failed, *_ = (told(asked, "overview", "Which engine is sick?", number, "engine") for number in range(4))
+    assert {engine for (engine,), value in up.items() if value == 0} == {"gone"}
+    assert {engine for (engine,), value in failed.items() if value > 0} == {"broken", "c"}
+    kinds = told(asked, "formats", "Is it the model or the engine?", 0, "model", "engine_kind")
+    assert kinds.keys() == {("m", "vllm"), ("m", "sglang"), ("n", "trtllm")}
+    assert kinds["m", "sglang"] > 1.5 * kinds["m", "vllm"]
+    how = told(asked, "overview", "Which format fails, and how?", 0, "engine", "format", "kind")
+    assert {kind for engine, form, kind in how if (engine, form) == ("b", "hermes")} >= {
+        "invalid_json",
+        "unknown_tool",
+        "truncated_call",
+    }
+    stages = told(asked, "overview", "Which model is slow, and why?", 0, "model", "stage")
+    assert {stage for model, stage in stages if model == "m"} == {"render", "queue", "prefill", "decode", "client", "other"}
+    share = told(asked, "latency", "Share of each stage", 0, "stage")
+    assert sum(share.values()) == pytest.approx(1)
+    well = told(asked, "overview", "Availability by model", 0, "model")
+    assert well["n",] < well["m",] <= 1
+
+
 def chosen(asked: Prometheus) -> dict[str, set[str]]:
     """What the reader can choose of each variable."""
     choices: dict[str, set[str]] = {}
@@ -79,6 +107,7 @@ async def test_every_query_has_an_answer_under_load(tmp_path: Path) -> None:
                 problems = await asyncio.to_thread(wrong, asked, variables)
                 assert problems == [], "\n".join(problems)
             assert await asyncio.to_thread(traced, asked) == {"trace_id"}
+            await asyncio.to_thread(misled, asked)
             choices = await asyncio.to_thread(chosen, asked)
             assert choices["model"] >= {"m", "n"}
             assert choices["engine"] >= {"a", "b", "broken", "c"}

@@ -1,5 +1,6 @@
-"""A gateway with everything to do: two models on engines of three kinds, of which one breaks answers off and one is gone, under a
-load of talk, thoughts, calls whole and damaged, answers cut short, and clients that are slow, leave, or ask for what is not.
+"""A gateway with everything to do: two models on engines of three kinds, under a load of talk, thoughts, calls whole and damaged,
+answers cut short, and clients that are slow, leave, or ask for what is not. One engine breaks answers off, one fails some, one is
+gone, and SGLang's damages half of them.
 
 For what reads metrics: whatever is counted of requests, engines and the router has something to count.
 """
@@ -24,10 +25,12 @@ from gateway.settings import Settings
 
 THINK, THOUGHT, CALL, CALLED = 5, 6, 7, 8  # <think>, </think>, <tool_call>, </tool_call>
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-SAID: Sequence[Sequence[int]] = (
+WHOLE: Sequence[Sequence[int]] = (
     ids_of("It is done, and everything that was asked for is there."),
     [THINK, *ids_of("Which of the files is it?"), THOUGHT, *ids_of("\n\nThe second.")],
     [CALL, *ids_of('\n{"name": "look", "arguments": {"at": "a.py"}}\n'), CALLED],
+)
+DAMAGED: Sequence[Sequence[int]] = (
     [CALL, *ids_of('\n{"name": "look", "arguments": {"at": }}\n'), CALLED],  # no JSON
     [CALL, *ids_of('\n{"name": "unheard_of", "arguments": {}}\n'), CALLED],
 )
@@ -42,7 +45,7 @@ async def busy(folder: Path, **sections: Any) -> AsyncIterator[Served]:
     async with contextlib.AsyncExitStack() as stack:
         for number, engine in enumerate(engines.values()):
             await stack.enter_async_context(engine.running())
-            engine.says = _saying(number)
+            engine.says = _saying(number, damaged=0.5 if isinstance(engine, FakeSglang) else 0.1)
             engine.load = Load(running=2, waiting=1, kv_usage=0.25 * (number + 1))
         engines["broken"].script = _breaking(engines["broken"])
         engines["c"].script = _failing(engines["c"].script)
@@ -71,9 +74,10 @@ def _settings(engines: dict[str, ConformingEngine], folder: Path, sections: dict
     return Settings.model_validate({"server": server, "limits": {"render_workers": 0}, "models": models, **sections})
 
 
-def _saying(seed: int) -> Any:
+def _saying(seed: int, damaged: float) -> Callable[[list[int]], Sequence[int]]:
+    """Something each time, so often a damaged call."""
     chance = random.Random(seed)
-    return lambda _prompt: chance.choice(SAID)
+    return lambda _prompt: chance.choice(DAMAGED if chance.random() < damaged else WHOLE)
 
 
 def _breaking(engine: ConformingEngine) -> Callable[[Seen], Sequence[Step]]:
