@@ -23,12 +23,14 @@ _NEWEST_SHARE = 0.05  # of the last prompt in the mean
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What of a request decides where it goes. `data` are the prompt's packed ids, empty where an engine makes the prompt: then
-    `tokens` are estimated, and `text_bytes` is what they are estimated from. `affinity`: whose session it says it is of."""
+    `tokens` are estimated, up to the end of each key too, and `text_bytes` is what they are estimated from. `unit_tokens`: a key
+    stands for no more. `affinity`: whose session it says it is of."""
 
     keys: tuple[int, ...]
     tokens: int
     data: bytes = b""
     text_bytes: int = 0
+    ends: tuple[int, ...] = ()
     unit_tokens: float | None = None
     affinity: str | None = None
 
@@ -51,10 +53,10 @@ class Guide:
             data = packed(prompt.ids)
             return Asked(self._chains.chain(data, self.root), len(prompt.ids), data, affinity=affinity)
         parts = [encode(each) for each in (request.tools, request.template_kwargs, *request.messages)]
-        size = sum(map(len, parts))
-        keys = text_chain(parts, _TEXT_CHUNK_BYTES, self.root)
-        tokens = max(1, int(size / self._token_bytes))
-        return Asked(keys, tokens, text_bytes=size, unit_tokens=tokens / len(keys), affinity=affinity)
+        keys, ends = text_chain(parts, _TEXT_CHUNK_BYTES, self.root)
+        each = self._token_bytes
+        told = tuple([int(end / each) for end in ends])
+        return Asked(keys, max(1, told[-1]), b"", ends[-1], told, _TEXT_CHUNK_BYTES / each, affinity)
 
     def after(self, asked: Asked, answer: Sequence[int], output_tokens: int | None = None) -> tuple[int, ...] | None:
         """The keys of the prompt with its answer: what the next turn begins with. None: they are not known. The last of the
@@ -65,10 +67,13 @@ class Guide:
             return None
         return self._chains.chain(asked.data + packed(done), self.root)
 
-    def counted(self, asked: Asked, prompt_tokens: int) -> None:
-        """How many tokens an engine made of a prompt: how long they are is learned."""
-        if asked.text_bytes and prompt_tokens > 0:
-            self._token_bytes += _NEWEST_SHARE * (asked.text_bytes / prompt_tokens - self._token_bytes)
+    def counted(self, asked: Asked, prompt_tokens: int, cached_tokens: int | None) -> int | None:
+        """How many tokens an engine made of a prompt: how long they are is learned. What it had of them is given back in tokens
+        as the prompt was taken for: the same part of it."""
+        if not asked.text_bytes or prompt_tokens <= 0:
+            return cached_tokens
+        self._token_bytes += _NEWEST_SHARE * (asked.text_bytes / prompt_tokens - self._token_bytes)
+        return None if cached_tokens is None else round(cached_tokens * asked.tokens / prompt_tokens)
 
 
 class Guides:
@@ -146,8 +151,8 @@ class Route:
     def served(self, prompt_tokens: int, output_tokens: int, cached_tokens: int | None, answer: Sequence[int]) -> None:
         """The attempt gave the whole answer. `answer` are its ids, as far as they are known; `cached_tokens` None: not told."""
         guide, now_s = self._guide, self._guide.clock()
-        guide.counted(self._asked, prompt_tokens)
-        guide.router.finished(self._request, now_s, output_tokens, cached_tokens, guide.after(self._asked, answer, output_tokens))
+        had = guide.counted(self._asked, prompt_tokens, cached_tokens)
+        guide.router.finished(self._request, now_s, output_tokens, had, guide.after(self._asked, answer, output_tokens))
         self._open = False
 
     def close(self) -> None:
@@ -160,7 +165,8 @@ class Route:
         self, view: FleetView, *, patient: bool = False, avoid: Collection[str] = (), weights: str | None = None
     ) -> Choice:
         asked = self._asked
-        query = Query(self._request, asked.keys, asked.tokens, asked.unit_tokens, asked.affinity, avoid, weights, patient=patient)
+        known = (asked.keys, asked.tokens, asked.ends, asked.unit_tokens, asked.affinity)
+        query = Query(self._request, *known, avoid, weights, patient=patient)
         choice = self._guide.router.choose(query, view, self._guide.clock())
         self._open, self.forecast = choice.engine is not None, choice.forecast
         return choice

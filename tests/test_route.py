@@ -61,7 +61,8 @@ def test_what_an_engine_templates_is_known_by_its_text() -> None:
     asked = guide().asked(said("x" * 2000, "y"), None, None)
     assert asked.data == b""
     assert asked.tokens == int(asked.text_bytes / 4)
-    assert asked.unit_tokens == asked.tokens / len(asked.keys)
+    assert asked.unit_tokens == 512 / 4
+    assert (len(asked.ends), asked.ends[-1]) == (len(asked.keys), asked.tokens)
 
 
 @pytest.mark.parametrize("length", [0, 1, 511, 512, 513, 5000])
@@ -107,7 +108,7 @@ def test_how_long_tokens_are_is_learned_of_engines_that_make_the_prompt() -> Non
     text = said("x" * 8000)
     for _ in range(200):
         asked = our.asked(text, None, None)
-        our.counted(asked, round(asked.text_bytes / 2.5))
+        our.counted(asked, round(asked.text_bytes / 2.5), None)
     assert our.asked(text, None, None).tokens == pytest.approx(asked.text_bytes / 2.5, rel=0.01)
 
 
@@ -115,8 +116,8 @@ def test_nothing_is_learned_of_prompts_of_our_own_nor_of_engines_that_do_not_cou
     our = guide()
     text, before = said("x" * 8000), guide().asked(said("x" * 8000), None, None).tokens
     for _ in range(50):
-        our.counted(our.asked(said("x"), prompt(range(100)), None), 3)
-        our.counted(our.asked(text, None, None), 0)
+        assert our.counted(our.asked(said("x"), prompt(range(100)), None), 3, 2) == 2
+        assert our.counted(our.asked(text, None, None), 0, 5) == 5
     assert our.asked(text, None, None).tokens == before
 
 
@@ -338,7 +339,25 @@ def test_a_text_that_was_served_teaches_its_tokens_and_brings_its_prompt_alone()
     assert our.router.entries == len(asked.keys)
     turn = our.asked(said("x" * 8000, "go on", "an answer", "more"), None, None)
     cached = Route(our, turn, "s").first(ALONE).cached_tokens
-    assert cached == int(len(asked.keys) * (turn.unit_tokens or 0))
+    assert cached == turn.ends[len(asked.keys) - 1]
+
+
+def test_what_an_engine_had_of_a_text_is_compared_as_a_part_of_it() -> None:
+    """Its tokens are twice as many as were estimated, of which it had half."""
+    our = guide()
+    asked = our.asked(said("x" * 8000), None, None)
+    assert our.counted(asked, 2 * asked.tokens, asked.tokens) == round(asked.tokens / 2)
+
+
+def test_a_long_text_after_short_ones_is_known_by_its_bytes() -> None:
+    our, turns = guide(), [f"turn {number}" for number in range(30)]
+    short = our.asked(said(*turns), None, None)
+    route = Route(our, short, "r")
+    route.first(ALONE)
+    route.prefilled()
+    route.served(short.tokens, 20, None, ())
+    long = our.asked(said(*turns, "x" * 60_000), None, None)
+    assert Route(our, long, "s").first(ALONE).cached_tokens == short.tokens
 
 
 def test_packed_ids_are_what_is_kept_of_a_prompt() -> None:

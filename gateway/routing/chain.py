@@ -35,19 +35,20 @@ def token_chain(ids: Sequence[int] | bytes, chunk_tokens: int, root: int = 0) ->
     return tuple(_continued(root, data, 0, chunk_tokens * ID_BYTES))
 
 
-def text_chain(parts: Iterable[bytes], chunk_bytes: int, root: int = 0) -> tuple[int, ...]:
-    """One key a chunk of text: for engines that make the prompt themselves. Cut every `chunk_bytes`, and at the end of each
-    part (the tools, a message), so that a conversation keeps its keys when a message is added, and two long messages share those
-    of the chunks with which both begin."""
-    keys: list[int] = []
-    before = root
+def text_chain(parts: Iterable[bytes], chunk_bytes: int, root: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """One key a chunk of text, and at which byte of all the text each chunk ends: for engines that make the prompt themselves.
+    Cut every `chunk_bytes`, and at the end of each part (the tools, a message), so that a conversation keeps its keys when a
+    message is added, and two long messages share those of the chunks with which both begin."""
+    keys, ends = list[int](), list[int]()
+    before, end = root, 0
     for part in parts:
         for at in range(0, max(len(part), 1), chunk_bytes):
             chunk = part[at : at + chunk_bytes]
-            ends = b"\1" if at + chunk_bytes >= len(part) else b"\0"  # so that a part and its two halves are not the same
-            keys += _continued(before, ends + chunk, 0, 1 + len(chunk))
-            before = keys[-1]
-    return tuple(keys)
+            last = b"\1" if at + chunk_bytes >= len(part) else b"\0"  # so that a part and its two halves are not the same
+            keys += _continued(before, last + chunk, 0, 1 + len(chunk))
+            before, end = keys[-1], end + len(chunk)
+            ends.append(end)
+    return tuple(keys), tuple(ends)
 
 
 def _continued(key: int, data: bytes, start: int, step: int) -> list[int]:

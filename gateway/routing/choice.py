@@ -35,14 +35,15 @@ class Query:
     """One attempt that wants an engine.
 
     `request` is its own: with one that is charged already it is chosen for anew. `keys` are those of gateway.routing.chain, root
-    first; `tokens` the prompt's length; `unit_tokens` what a key stands for, where that is not `chunk_tokens` (text). `affinity`
-    is a hint, and breaks ties alone. `avoid` and `weights`: see gateway.routing.policy. `patient`: it may be held back for a
-    better place.
+    first; `tokens` the prompt's length. Where keys are not of `chunk_tokens` each (text), `ends` are the tokens up to the end of
+    each, and `unit_tokens` the most that one stands for. `affinity` is a hint, and breaks ties alone. `avoid` and `weights`: see
+    gateway.routing.policy. `patient`: it may be held back for a better place.
     """
 
     request: str
     keys: tuple[int, ...]
     tokens: int
+    ends: tuple[int, ...] = ()
     unit_tokens: float | None = None
     affinity: str | None = None
     avoid: Collection[str] = ()

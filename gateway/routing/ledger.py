@@ -18,19 +18,20 @@ _FULL_SHARE = 0.5  # of the capacity that must be in use before more than was be
 _LEAST_SHARE, _MOST_SHARE = 0.2, 64.0  # of what it says; the most is for tiers that it does not count
 _WRONG_UNITS, _WRONG_IN_A_ROW = 8, 2
 _ANSWER_TOKENS, _HOLD_S = 256.0, 20.0  # until they are seen
+_MOST_UNSERVED = 4096
 
 
 @dataclass(slots=True)
 class Charge:
-    """One attempt on an engine. `matched` of its keys were believed there; `stamp` is its mark in the index; `answer_units` is
-    the room its answer is given. `prompt`: it could start at once but for the prefill ahead. `used`: the last use of what was
-    matched, as a stamp; `proved`: no other request was to bring it. `held` of its keys were in the index, found
-    or not. `first_s`: when its first token came."""
+    """One attempt on an engine. `believed_tokens` of its prompt were believed there, by keys of at most `unit_tokens`; `stamp` is
+    its mark in the index; `answer_units` is the room its answer is given. `prompt`: it could start at once but for the prefill
+    ahead. `used`: the last use of what was believed there, as a stamp; `proved`: no other request was to bring it. `held` of its
+    keys were in the index, found or not. `first_s`: when its first token came."""
 
     request: str
     engine: str
     keys: tuple[int, ...]
-    matched: int
+    believed_tokens: int
     unit_tokens: float
     work: Work
     prefill_s: float
@@ -141,15 +142,15 @@ class Account:
         self._reports = self._reports or reported is not None
         if not self._reports or not charge.prompt:  # while it waited, others took what was there
             return None
-        had = int((reported or 0) / charge.unit_tokens)
-        tolerated = max(2, charge.matched // 16)
-        if had + tolerated < charge.matched:
+        had, believed, unit = reported or 0, charge.believed_tokens, charge.unit_tokens
+        tolerated = max(2 * unit, believed / 16)
+        if had + tolerated < believed:
             self._capacity = max(self._capacity * _SHRINK, self._told_units * _LEAST_SHARE)
-        elif had > charge.matched + tolerated and held_units >= self._capacity * _FULL_SHARE:  # else others sent it
+        elif had > believed + tolerated and held_units >= self._capacity * _FULL_SHARE:  # else others sent it
             self._capacity = min(self._capacity * _GROW, self._told_units * _MOST_SHARE)
-        if charge.matched < _WRONG_UNITS or not charge.proved:
+        if believed < _WRONG_UNITS * unit or not charge.proved:
             return None
-        if not had or (had + tolerated < charge.matched and self._told and held_units < self._told_units):
+        if had < unit or (had + tolerated < believed and self._told and held_units < self._told_units):
             self._wrong_since = min(self._wrong_since, charge.stamp) if self._wrong else charge.stamp
             self._wrong += 1
         elif charge.used < self._wrong_since:  # what was there before the first of them; what came since proves nothing
@@ -174,6 +175,7 @@ class Ledger:
     def __init__(self, default_units: int) -> None:
         self._charges: dict[str, Charge] = {}
         self._accounts: dict[str, Account] = {}
+        self._unserved: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._default_units = default_units
         self.answer_tokens = _ANSWER_TOKENS
 
@@ -214,6 +216,16 @@ class Ledger:
         if charge is not None:
             self.account(charge.engine).close(charge, now_s)
         return charge
+
+    def unserved(self, charge: Charge) -> None:
+        """It was closed before its first token, and may be sent again: what it found is known of the last of these."""
+        self._unserved[charge.request] = charge.engine, charge.used
+        if len(self._unserved) > _MOST_UNSERVED:
+            self._unserved.popitem(last=False)
+
+    def sent_before(self, request: str) -> tuple[str, float] | None:
+        """The engine to which this request was sent without a first token, and the last use of what it found there."""
+        return self._unserved.pop(request, None)
 
     def answered(self, charge: Charge, now_s: float, output_tokens: int) -> None:
         """How long answers are, and how long they hold memory, is learned of one that came whole."""

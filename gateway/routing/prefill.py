@@ -85,11 +85,13 @@ class PrefillModel:
         return fit[0] * done[0] + fit[1] * done[1] + fit[2] * done[2]
 
     def _learn(self, engine: str, done: Work, took_s: float) -> None:
+        if took_s < _LEAST_S:
+            return
         self._add(engine, done, took_s)
         if self._first is None:
             return
         self._first.append((engine, done, took_s))
-        scale = _median([1.0, *(seconds / sum(each) for _, each, seconds in self._first if seconds > _LEAST_S)])
+        scale = _median([1.0, *(seconds / sum(each) for _, each, seconds in self._first)])
         start = 1.0 if 1 / _FAR < scale < _FAR else scale
         if start != 1.0 or self._start != 1.0:
             self._begin(start)

@@ -6,7 +6,7 @@ capacity and what is believed to be cached. Every dispatch enters the index, wha
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from math import inf
+from math import inf, log
 from typing import NamedTuple
 
 from gateway.routing.choice import Chance, Choice, Query, Tuning
@@ -155,6 +155,8 @@ class Router:
             if lost is not None:
                 slots.forget(lost)
             slots.ends(request, keys, stamp)
+        if charge.engine not in self._engines:
+            self._forget_gone()
 
     def cancelled(self, request: str, now_s: float) -> None:
         """A request is over without its end: cancelled, or failed. Without a first token, nothing of it is believed cached."""
@@ -164,12 +166,15 @@ class Router:
         held = self._release(charge)
         if charge.first_s is None:
             held.drop_unproved(charge.keys, charge.held, charge.stamp)
+            self._ledger.unserved(charge)
         keys = charge.keys[: held.match(charge.keys)]
         held.touch(keys, stamp := self._index.stamp(now_s))
         self._over(charge.engine, keys, now_s, whole=False)
         self._index.trim(held)
         if (slots := self._slots.get(charge.engine)) is not None:
             slots.ends(request, keys, stamp)
+        if charge.engine not in self._engines:
+            self._forget_gone()
 
     def engine_lost(self, engine: str) -> None:
         """It was restarted, or is gone: it holds nothing but what it has told since. Its requests end by themselves."""
@@ -243,10 +248,15 @@ class Router:
         engines = tuple(engine.id for engine in view.engines)
         if engines != self._engines:
             self._engines = engines
-            for gone in self._ledger.forget(engines):
-                self._index.forget(gone)
-                self._slots.pop(gone, None)
-                self._speed.forget(gone)
+            self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Nothing is kept of engines that are no more, once their last request is over."""
+        for gone in self._ledger.forget(self._engines):
+            self._index.forget(gone)
+            self._slots.pop(gone, None)
+            self._speed.forget(gone)
+            self._disputed.discard(gone)
 
     def _pick(self, query: Query, view: FleetView, field: Field, now_s: float) -> tuple[_Bid, Why, Costs]:
         policy = self._tuning.policy
@@ -267,16 +277,18 @@ class Router:
 
     def _bids(self, query: Query, engines: Sequence[EngineView], weight: float, now_s: float) -> list[_Bid]:
         """What it would find on each. The loop is most of a decision's time in a large fleet."""
-        keys, tokens, unit_tokens = query.keys, query.tokens, query.unit_tokens or self._tuning.chunk_tokens
+        keys, tokens, ends = query.keys, query.tokens, query.ends
+        chunk_tokens = self._tuning.chunk_tokens
+        unit_tokens = tokens / len(keys) if ends else chunk_tokens  # on average
         units, unit_s, answer_units = len(keys), self._speed.token_s * unit_tokens, self._units(self._ledger.answer_tokens)
         fleet = [(engine, self._map(engine.id), self._ledger.account(engine.id)) for engine in engines]
         levels = shared_levels(keys, [held.pins for _, held, _ in fleet]) if len(fleet) > 1 else ()
         bids = []
         for engine, held, account in fleet:
             matched, capacity = held.match(keys), held.capacity
-            if matched and (slots := self._slots.get(engine.id)) is not None:
+            if matched and engine.slots is not None and (slots := self._slots.get(engine.id)) is not None:
                 matched = min(matched, slots.finds(keys))
-            cached_tokens = min(int(matched * unit_tokens), tokens - 1) if matched else 0
+            cached_tokens = min(ends[matched - 1] if ends else matched * chunk_tokens, tokens - 1) if matched else 0
             todo = work(tokens - cached_tokens, cached_tokens)
             free, taken = capacity - len(held), held.pinned + held.expected
             crowded = matched and taken + units + answer_units > capacity
@@ -308,11 +320,15 @@ class Router:
 
     def _charge(self, query: Query, bid: _Bid, now_s: float) -> None:
         held, used, proved = self._map(bid.engine.id), -inf, False
+        before = self._ledger.sent_before(query.request)
         already = bid.matched if bid.engine.id not in self._slots else held.match(query.keys)
         if bid.matched:
             used = held.last_use(query.keys[bid.matched - 1])
+            if before is None:
+                self._reuse.seen(max(0.0, now_s - used))
+            elif before[0] == bid.engine.id:  # that was its own use
+                used = before[1]
             proved = held.match_pinned(query.keys, bid.matched) < bid.matched
-            self._reuse.seen(max(0.0, now_s - used))
         answer_units = self._units(self._ledger.answer_tokens)
         stamp = self._index.stamp(now_s)
         unit_tokens = query.unit_tokens or float(self._tuning.chunk_tokens)
@@ -320,7 +336,7 @@ class Router:
             query.request,
             bid.engine.id,
             query.keys,
-            bid.matched,
+            bid.cached_tokens,
             unit_tokens,
             bid.work,
             bid.terms.prefill_s,
@@ -336,9 +352,10 @@ class Router:
         held.pin(query.keys, stamp)
         self._index.trim(held)
         if bid.engine.slots is not None:
-            if bid.engine.id not in self._slots:
-                self._slots[bid.engine.id] = Slots(bid.engine.slots)
-            self._slots[bid.engine.id].begins(query.request, query.keys)
+            if (slots := self._slots.get(bid.engine.id)) is None:
+                slots = self._slots[bid.engine.id] = Slots(bid.engine.slots)
+            slots.follow(bid.engine.slots)
+            slots.begins(query.request, query.keys)
 
     def _release(self, charge: Charge) -> EngineMap:
         held = self._map(charge.engine)
@@ -363,15 +380,15 @@ class Router:
         return chosen
 
     def _tie(self, query: Query, engines: Sequence[EngineView], costs: Sequence[float]) -> EngineView:
-        """The cheapest; of equals the one that the hint names, else one with the fewest requests."""
+        """The cheapest; of equals one with the fewest requests, of these the one that the hint names."""
         least = min(costs) + _EQUAL_S
         equal = [engine for engine, cost in zip(engines, costs, strict=True) if cost <= least]
-        if len(equal) > 1 and query.affinity is not None:
-            return _rendezvous(query.affinity, equal)
         if len(equal) > 1:
             loads = _weighed(equal, [float(self._outstanding(engine)) for engine in equal], 1.0)
             fewest = min(loads)
             equal = [engine for engine, load in zip(equal, loads, strict=True) if load <= fewest]
+        if len(equal) > 1 and query.affinity is not None:
+            return _rendezvous(query.affinity, equal)
         return equal[int(self._chance.random() * len(equal))]
 
 
@@ -386,9 +403,16 @@ def _weighed(engines: Sequence[EngineView], costs: Sequence[float], own: float) 
 
 
 def _rendezvous(affinity: str, engines: Sequence[EngineView]) -> EngineView:
-    """Of these, the engine that this session has: when one goes or comes, only its own sessions move."""
+    """Of these, the engine that this session has. Each has a part of all sessions, by what it can take and how seldom it fails:
+    when one goes, comes, or gets another part, only the sessions move that it loses or gets."""
     key = blake2b(affinity.encode(errors="surrogatepass"), digest_size=16).digest()  # it may be long
-    return max(engines, key=lambda engine: blake2b(key + b"\0" + engine.id.encode(), digest_size=8).digest())
+
+    def ranked(engine: EngineView) -> float:
+        drawn = int.from_bytes(blake2b(key + b"\0" + engine.id.encode(), digest_size=7).digest(), "big")
+        part = engine.share * (1.0 - min(engine.failing, _MOST_FAILING))
+        return log((drawn + 0.5) / 2.0**56) / part
+
+    return max(engines, key=ranked)
 
 
 def _shown(engines: Sequence[EngineView], costs: Sequence[float], best: EngineView) -> Costs:

@@ -50,6 +50,14 @@ class Slots:
         self._saved: deque[tuple[float, Keys]] = deque(maxlen=_MOST_SAVED)
         self._waiting: dict[str, Keys] = {}
 
+    def follow(self, count: int) -> None:
+        """The engine has so many slots now. Of those that are too many, the free go first that were left longest ago."""
+        while len(self._slots) > count and (free := self._free()):
+            oldest = min(free, key=lambda each: each.left)
+            self._slots = [slot for slot in self._slots if slot is not oldest]
+        self._slots += [_Slot() for _ in range(count - len(self._slots))]
+        self._let_in()
+
     def finds(self, keys: Keys) -> int:
         """How many keys, from the root, a request finds that is sent now; what is in any slot, where it has to wait for one."""
         if (place := self._place(keys)) is not None:
@@ -82,9 +90,7 @@ class Slots:
             if slot.request == request:
                 slot.keys, slot.request, slot.left, slot.kept = keys, None, now_s, False
                 break
-        if self._waiting:
-            first = next(iter(self._waiting))
-            self.begins(first, self._waiting.pop(first))
+        self._let_in()
 
     def forget(self, before_s: float) -> None:
         """What was left before this is not there."""
@@ -93,9 +99,18 @@ class Slots:
                 slot.keys = ()
         self._saved = deque([each for each in self._saved if each[0] >= before_s], _MOST_SAVED)
 
+    def _free(self) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.request is None]
+
+    def _let_in(self) -> None:
+        """Those that wait begin, as far as slots are free."""
+        while self._waiting and self._free():
+            first = next(iter(self._waiting))
+            self.begins(first, self._waiting.pop(first))
+
     def _place(self, keys: Keys) -> _Place | None:
         """None: no slot is free."""
-        free = [slot for slot in self._slots if slot.request is None]
+        free = self._free()
         if not free:
             return None
         slot = max(free, key=lambda each: _alike(each.keys, keys))

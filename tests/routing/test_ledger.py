@@ -12,7 +12,7 @@ ZERO = (0.0, 0.0, 0.0)
 
 
 def charge(request: str = "r", engine: str = "a", **told: Any) -> Charge:
-    values: dict[str, Any] = {"keys": (1, 2, 3), "matched": 0, "unit_tokens": 100.0, "work": ZERO, "prefill_s": 2.0}
+    values: dict[str, Any] = {"keys": (1, 2, 3), "believed_tokens": 0, "unit_tokens": 100.0, "work": ZERO, "prefill_s": 2.0}
     return Charge(**{"request": request, "engine": engine, "answer_units": 1, "stamp": 0.0, **values, **told})
 
 
@@ -69,7 +69,7 @@ def test_it_is_closed_once() -> None:
 )
 def test_capacity_follows_what_the_engine_had(matched: int, reported: int, capacity: int) -> None:
     account = Account(1000)
-    account.compare(charge(matched=matched), reported, 1000)
+    account.compare(charge(believed_tokens=100 * matched), reported, 1000)
     assert account.capacity_units == capacity
 
 
@@ -77,24 +77,24 @@ def test_more_than_was_believed_of_an_engine_that_is_not_full_says_nothing_of_it
     """A gateway that has just started finds caches that it did not fill."""
     account = Account(1000)
     for held in range(0, 500, 50):
-        account.compare(charge(matched=0), 3000, held)
+        account.compare(charge(believed_tokens=0), 3000, held)
     assert account.capacity_units == 1000
 
 
 def test_nothing_said_is_unknown_until_something_was_said() -> None:
     account = Account(1000)
     for _ in range(9):
-        assert account.compare(charge(matched=50), None, 0) is None
+        assert account.compare(charge(believed_tokens=5000), None, 0) is None
     assert account.capacity_units == 1000
-    account.compare(charge(matched=50), 5000, 0)
-    account.compare(charge(matched=50), None, 0)
+    account.compare(charge(believed_tokens=5000), 5000, 0)
+    account.compare(charge(believed_tokens=5000), None, 0)
     assert account.capacity_units == 950
 
 
 def lost(account: Account, *told: tuple[int, int], held: int = 0, **each: Any) -> list[float | None]:
     """What follows from each of these in turn: what was matched, and what was reported. They were sent at 1, 2, 3 …"""
     return [
-        account.compare(charge(matched=matched, **{"stamp": float(number), **each}), reported, held)
+        account.compare(charge(believed_tokens=100 * matched, **{"stamp": float(number), **each}), reported, held)
         for number, (matched, reported) in enumerate(told, 1)
     ]
 
@@ -107,11 +107,11 @@ def test_two_wrong_in_a_row_and_what_was_there_before_is_forgotten() -> None:
 def test_what_came_after_the_first_wrong_one_proves_nothing() -> None:
     account = Account(1000)
     assert lost(account, (8, 0)) == [None]
-    assert account.compare(charge(matched=8, stamp=2.0, used=1.5), 800, 0) is None
-    assert account.compare(charge(matched=8, stamp=3.0), 0, 0) == 1.0
+    assert account.compare(charge(believed_tokens=800, stamp=2.0, used=1.5), 800, 0) is None
+    assert account.compare(charge(believed_tokens=800, stamp=3.0), 0, 0) == 1.0
     assert lost(account, (8, 0)) == [None]
-    assert account.compare(charge(matched=8, stamp=2.0, used=0.5), 800, 0) is None
-    assert account.compare(charge(matched=8, stamp=3.0), 0, 0) is None
+    assert account.compare(charge(believed_tokens=800, stamp=2.0, used=0.5), 800, 0) is None
+    assert account.compare(charge(believed_tokens=800, stamp=3.0), 0, 0) is None
 
 
 def test_a_lack_is_only_wrong_where_there_is_room_for_all() -> None:
@@ -137,7 +137,7 @@ def test_what_waited_for_memory_teaches_no_capacity() -> None:
 def test_capacity_has_bounds_and_a_restart_takes_it_back() -> None:
     account = Account(1000)
     for _ in range(999):
-        account.compare(charge(matched=50), 100, 0)
+        account.compare(charge(believed_tokens=5000), 100, 0)
     assert account.capacity_units == 200
     account.tell_capacity(1000)  # said again
     assert account.capacity_units == 200

@@ -60,7 +60,8 @@ def test_what_else_decides_is_the_root() -> None:
     ],
 )
 def test_text_is_cut_at_the_ends_of_messages(one: list[bytes], other: list[bytes], same: int) -> None:
-    first, second = text_chain(one, 4), text_chain(other, 4)
+    (first, ends), (second, _) = text_chain(one, 4), text_chain(other, 4)
+    assert (len(ends), ends[-1]) == (len(first), sum(map(len, one)))
     assert sum(a == b for a, b in zip(first, second, strict=False)) == same
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.routing.chain import token_chain
 from gateway.routing.choice import Choice, PolicyName, Query, Tuning
+from gateway.routing.reuse import ReuseGaps
 from gateway.routing.router import Router
 from gateway.routing.view import EngineView, FleetView
 
@@ -168,6 +169,17 @@ def test_a_session_moves_only_with_its_engine() -> None:
     assert our.choose(query("r", 2), fleet(*"abcd"), 0.0).why == "cheapest"  # who names no session
 
 
+@pytest.mark.parametrize("told", [{"share": 0.1}, {"failing": 0.9}, {"failing": 1.0}])
+def test_sessions_leave_an_engine_for_the_part_that_it_cannot_take(told: dict[str, Any]) -> None:
+    our, asked = router("session"), [query(f"s{number}", 2, affinity=f"s{number}") for number in range(400)]
+    fine, worse = fleet(*"abcd"), fleet(*"abcd", d=told)
+    before = [serve(our, each, fine, 0.0).engine for each in asked]
+    after = [serve(our, each, worse, 0.0).engine for each in asked]
+    assert all(was == now for was, now in zip(before, after, strict=True) if was != "d")
+    assert 3 <= Counter(after)["d"] <= 25
+    assert [serve(our, each, fine, 0.0).engine for each in asked] == before
+
+
 def test_it_holds_back_what_would_wait_at_an_engine() -> None:
     our, view = router(hold_s=1.0), fleet("a")
     held = None
@@ -213,11 +225,28 @@ def test_the_prediction_counts_what_is_cached_and_what_waits() -> None:
     assert behind.ttft_s == pytest.approx(behind.prefill_s + again.prefill_s)
 
 
-def test_text_has_units_of_its_own() -> None:
+def test_keys_of_text_stand_for_as_many_tokens_as_each_has() -> None:
     our = router()
-    asked = replace(query("0", 10), unit_tokens=37.5, tokens=400)
-    serve(our, asked, fleet("a"), 0.0)
-    assert our.choose(replace(asked, request="1"), fleet("a"), 1.0).cached_tokens == 375
+    asked = replace(query("0", 4), ends=(5, 20, 120, 220), unit_tokens=100.0, tokens=220)
+    serve(our, replace(asked, keys=asked.keys[:2], ends=(5, 20), tokens=20), fleet("a"), 0.0)
+    choice = our.choose(replace(asked, request="1"), fleet("a"), 1.0)
+    assert choice.cached_tokens == 20
+    assert choice.forecast is not None
+    assert choice.forecast.unit_tokens == 100.0
+
+
+def test_a_long_result_after_short_turns_is_no_restart() -> None:
+    """Of a conversation an engine has exactly its short turns, which are most keys and few tokens."""
+    our, view = router(), fleet("a")
+    our.capacity("a", 1000 * CHUNK)
+    for number in range(4):
+        keys = query("x", 40, number * 99_991).keys
+        ends = (*range(10, 210, 10), *range(300, 2300, 100))
+        serve(our, Query(f"s{number}", keys[:20], 200, ends[:20], 100.0), view, 10.0 * number, cached=0)
+        long = Query(f"l{number}", keys, 2200, ends, 100.0)
+        assert serve(our, long, view, 10.0 * number + 5, cached=200).cached_tokens == 200
+    assert our.entries == 160
+    assert our.snapshot("a").capacity_tokens == 1000 * CHUNK
 
 
 def test_an_engine_that_was_lost_holds_nothing() -> None:
@@ -287,6 +316,67 @@ def test_a_request_that_failed_takes_nothing_along_that_its_engine_has_but_would
     assert our.choose(query("2", 4), view, 2.0).cached_tokens == 0  # of the first, too little to be worth its place
     our.cancelled("2", 3.0)
     assert our.entries == 40
+
+
+@pytest.mark.parametrize("engines", [("a",), ("a", "b")])
+@pytest.mark.parametrize("cut", [True, False])
+def test_one_that_is_chosen_for_again_is_no_reuse_of_itself(engines: tuple[str, ...], cut: bool) -> None:
+    our = router()
+    before = our._reuse.chance_after(60.0)
+    serve(our, query("0", 50), fleet("a"), 0.0)
+    for attempt in range(5):
+        our.choose(query("1", 50), fleet(engines[attempt % len(engines)]), 100.0 + attempt)
+        if cut:
+            our.cancelled("1", 100.5 + attempt)
+    assert our._reuse.chance_after(60.0) > before  # one gap, of 100 seconds
+    assert our._reuse.chance_after(60.0) == pytest.approx(_after_one_gap(100.0))
+    if len(engines) == 1:
+        our.choose(query("1", 50), fleet("a"), 110.0)
+        charge = our._ledger.get("1")
+        assert charge is not None
+        assert charge.used < 1.0
+
+
+def _after_one_gap(gap_s: float) -> float:
+    gaps = ReuseGaps()
+    gaps.seen(gap_s)
+    return gaps.chance_after(60.0)
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_an_engine_that_is_gone_is_forgotten_with_its_last_request(served: bool) -> None:
+    our = router()
+    for number in range(2):
+        our.choose(query(str(number), 50, 9000 * number), fleet("a"), 0.0)
+        our.first_token(str(number), 1.0)
+    serve(our, query("2", 5, 70_000), fleet("b"), 2.0)
+    for number in range(2):
+        assert our.entries == 105
+        if served:
+            our.finished(str(number), 3.0, 5)
+        else:
+            our.cancelled(str(number), 3.0)
+    assert our.entries == 5
+    assert our._ledger.forget(("b",)) == []
+
+
+def test_an_engine_has_as_many_slots_as_it_says_now() -> None:
+    our = router()
+    serve(our, query("0", 50), fleet("a", a={"slots": 1}), 0.0)
+    view = fleet("a", a={"slots": 4})
+    our.choose(query("1", 50, 99_991), view, 1.0)  # runs on
+    serve(our, query("2", 50, 199_982), view, 2.0)
+    assert our.choose(query("3", 50, 199_982), view, 3.0).cached_tokens == 5000
+
+
+def test_nothing_is_learned_of_speed_where_the_clock_stands() -> None:
+    our, view = router(), fleet("a")
+    before = our.snapshot("a")
+    for number in range(50):
+        our.choose(query(str(number), 300, number * 99_991), view, 1.0)
+        our.first_token(str(number), 1.0)
+        our.finished(str(number), 1.0, 5)
+    assert our.snapshot("a").prefill_tokens_per_s == before.prefill_tokens_per_s
 
 
 def test_every_policy_feeds_the_index() -> None:

@@ -25,13 +25,13 @@ def pins(*depths: int) -> Counter[int]:
         ([], ()),
         ([pins()], ()),
         ([pins(5)], ()),  # the one that holds it may never come again
-        ([pins(5, 5)], ((5, 2),)),
-        ([pins(5), pins(8)], ((5, 2),)),
-        ([pins(3, 3, 3, 3), pins(10, 10)], ((3, 6), (10, 2))),
-        ([pins(1, 2, 3, 4, 5, 6, 7, 8)], ((1, 8), (5, 4), (7, 2))),
+        ([pins(5, 5)], ((5, 1 - 2 / 3),)),
+        ([pins(5), pins(8)], ((5, 0.0),)),  # each has an engine of its own
+        ([pins(3, 3, 3, 3), pins(10, 10)], ((3, 1 - 3 / 7), (10, 1 - 2 / 3))),
+        ([pins(1, 2, 3, 4, 5, 6, 7, 8)], ((1, 1 - 2 / 9), (5, 1 - 2 / 5), (7, 1 - 2 / 3))),
     ],
 )
-def test_levels_are_how_deep_so_many_hold_it(engines: list[Counter[int]], expected: tuple[tuple[int, int], ...]) -> None:
+def test_levels_are_how_deep_so_many_hold_it(engines: list[Counter[int]], expected: tuple[tuple[int, float], ...]) -> None:
     assert shared_levels(CHAIN, engines) == expected
 
 
@@ -39,9 +39,9 @@ def test_a_prompt_without_a_whole_chunk_is_nobody_elses() -> None:
     assert shared_levels((), [pins(5, 5)]) == ()
 
 
-@pytest.mark.parametrize(("matched", "expected"), [(0, 3 * 5 / 6 + 7 / 2), (2, 5 / 6 + 7 / 2), (3, 3.5), (9, 0.5), (10, 0.0)])
+@pytest.mark.parametrize(("matched", "expected"), [(0, 3 * 0.6 + 7 * 0.5), (2, 0.6 + 7 * 0.5), (3, 3.5), (9, 0.5), (10, 0.0)])
 def test_lent_is_the_others_part_of_what_is_to_be_made(matched: int, expected: float) -> None:
-    assert lent_units(((3, 6), (10, 2)), matched) == pytest.approx(expected)
+    assert lent_units(((3, 0.6), (10, 0.5)), matched) == pytest.approx(expected)
 
 
 @given(st.lists(st.lists(st.integers(0, 10), max_size=12), max_size=4), st.integers(0, 10))
@@ -49,7 +49,8 @@ def test_no_more_is_lent_than_others_hold(depths: list[list[int]], matched: int)
     engines = [pins(*each) for each in depths]
     levels = shared_levels(CHAIN, engines)
     holders = [sum(each[key] for each in engines) for key in CHAIN]
-    exact = sum(1 - 1 / each for each in holders[matched:] if each)
+    having = [sum(key in each for each in engines) for key in CHAIN]
+    exact = sum(1 - (m + 1) / (n + 1) for n, m in zip(holders[matched:], having[matched:], strict=True))
     assert 0 <= lent_units(levels, matched) <= exact + 1e-9
     assert [depth for depth, _ in levels] == sorted({depth for depth, _ in levels})
 

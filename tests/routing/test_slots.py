@@ -105,3 +105,19 @@ def test_an_end_that_no_request_has_is_nothing() -> None:
     asked(slots, "1", prompt(("a", 9)), 1.0)
     slots.ends("x", (), 2.0)
     assert slots.finds(prompt(("a", 9))) == 9
+
+
+def test_slots_that_are_too_many_go_once_they_are_free_and_new_ones_take_who_waits() -> None:
+    slots = Slots(2)
+    slots.begins("1", prompt(("a", 10)))
+    slots.begins("2", prompt(("b", 10)))
+    slots.begins("3", prompt(("c", 10)))  # waits
+    slots.follow(3)
+    slots.ends("3", prompt(("c", 10)), 1.0)
+    assert slots.finds(prompt(("c", 20))) == 10
+    slots.follow(1)
+    slots.ends("1", prompt(("a", 10)), 2.0)
+    slots.follow(1)
+    assert slots.finds(prompt(("b", 10))) == 10  # it waits there for the one that is left
+    slots.ends("2", prompt(("b", 10)), 3.0)
+    assert asked(slots, "4", prompt(("b", 20)), 4.0) == 10
