@@ -14,8 +14,13 @@ def dashboard() -> Dashboard:
     return assembled(
         "engines",
         "Engines",
-        "Health, load, caches and restarts of every engine, and its GPUs where a DCGM exporter is named.",
-        [("Health", _health()), ("Load", _load()), ("What they are", _what()), ("GPUs (with --gpu-metrics)", _gpus())],
+        "Health, load, caches and restarts of every engine, and its GPUs where the gateway is told of a DCGM exporter.",
+        [
+            ("Health", _health()),
+            ("Load", _load()),
+            ("What they are", _what()),
+            ("GPUs, with `interlock serve --gpu-metrics`", _gpus()),
+        ],
     )
 
 

@@ -13,7 +13,7 @@ from support.busy import NOBODY, busy
 from support.prometheus import Prometheus, prometheus, scraping
 from support.promql import metrics
 
-QUERIES = [query for query in queries() if "_gpu_" not in query.expression]
+QUERIES = queries()
 INTERVAL, WINDOW = "10s", "1m"
 SCRAPES = 12
 ONE: Mapping[str, str] = {"model": "(m|n)", "engine": "(a|broken|c)", "objective": "1.0"}

@@ -169,3 +169,5 @@ def test_grafana_finds_the_dashboards(compose: dict[str, Any]) -> None:
     assert content["apiVersion"] == 1
     assert (provider["type"], provider["allowUiUpdates"]) == ("file", False)
     assert mounts[provider["options"]["path"]] == ROOT / "grafana"
+    home = Path(compose["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (mounts[str(home.parent)] / home.name).is_file()

@@ -1,6 +1,6 @@
 """A gateway with everything to do: two models on engines of three kinds, under a load of talk, thoughts, calls whole and damaged,
 answers cut short, and clients that are slow, leave, or ask for what is not. One engine breaks answers off, one fails some, one is
-gone, and SGLang's damages half of them.
+gone, and SGLang's damages half of them. An exporter tells of two GPUs.
 
 For what reads metrics: whatever is counted of requests, engines and the router has something to count.
 """
@@ -17,9 +17,10 @@ from fakes.conforming import ConformingEngine, Load, ids_of, plain
 from fakes.sglang import FakeSglang
 from fakes.trtllm import FakeTrtLlm
 from fakes.vllm import FakeVllm
+from support.dcgm import PATH, FakeGpu, says
 from support.gateway import Served, serving, tiny_model
 from support.profiles import checked, profile_of, written
-from support.scripted_engine import Seen, Step
+from support.scripted_engine import ScriptedEngine, Seen, Step
 
 from gateway.settings import Settings
 
@@ -49,7 +50,10 @@ async def busy(folder: Path, **sections: Any) -> AsyncIterator[Served]:
             engine.load = Load(running=2, waiting=1, kv_usage=0.25 * (number + 1))
         engines["broken"].script = _breaking(engines["broken"])
         engines["c"].script = _failing(engines["c"].script)
-        served = await stack.enter_async_context(serving(_settings(engines, folder, sections)))
+        exporter = await stack.enter_async_context(ScriptedEngine().running())
+        says(exporter, [FakeGpu(0, "GPU-0"), FakeGpu(1, "GPU-1")])
+        settings = _settings(engines, folder, sections)
+        served = await stack.enter_async_context(serving(settings, gpu_metrics=f"{exporter.url}{PATH}"))
         load = [asyncio.create_task(_client(served, number)) for number in range(CLIENTS)]
         try:
             yield served
@@ -62,7 +66,10 @@ async def busy(folder: Path, **sections: Any) -> AsyncIterator[Served]:
 
 def _settings(engines: dict[str, ConformingEngine], folder: Path, sections: dict[str, Any]) -> Settings:
     kinds = {"a": "vllm", "b": "sglang", "broken": "vllm", "c": "trtllm"}
-    places = {name: {"id": name, "url": each.url, "kind": kinds[name], "weights": "W"} for name, each in engines.items()}
+    places: dict[str, dict[str, Any]] = {
+        name: {"id": name, "url": each.url, "kind": kinds[name], "weights": "W"} for name, each in engines.items()
+    }
+    places["a"]["gpus"] = ["0", "1"]
     places["gone"] = {"id": "gone", "url": NOBODY, "kind": "vllm"}
     source = tiny_model("full")
     about = {"source": str(source), "profile": written(checked(profile_of(source)), folder)}
