@@ -1,6 +1,6 @@
 """How long clients wait: for the first token, for each that follows, and in the queue before."""
 
-from gateway.events import NO_ENGINE, Finished
+from gateway.events import NO_ENGINE, NO_MODEL, Finished
 from gateway.observe.bounds import ITL_S, PER_TOKEN_S, QUEUE_S, TTFT_S
 from gateway.observe.group import Group, Known, Pair
 from gateway.observe.series import PAIR, Histogram
@@ -42,7 +42,8 @@ class Latency(Group):
 
     def _finished(self, pair: Pair, event: Finished) -> None:
         trace_id = event.recorded
-        self._queue.add(pair, event.queue_s, trace_id)
+        if pair[0] != NO_MODEL:
+            self._queue.add(pair, event.queue_s, trace_id)
         if pair[1] == NO_ENGINE:
             return
         if event.ttft_s is not None:

@@ -3,7 +3,7 @@
 from itertools import product
 from typing import get_args
 
-from gateway.events import Finished, Outcome
+from gateway.events import NO_MODEL, Finished, Outcome
 from gateway.observe.bounds import DURATION_S
 from gateway.observe.group import Group, Known, Pair, Served, Starts
 from gateway.observe.series import PAIR, Counter, Histogram, Names
@@ -24,7 +24,10 @@ class Requests(Group):
             ("model", "outcome", "reason"),
         )
         self._duration = Histogram(
-            "interlock_request_duration_seconds", "From the body's last byte to the end of the answer.", PAIR, DURATION_S
+            "interlock_request_duration_seconds",
+            "From the body's last byte to the end of the answer, of requests for a model that is served.",
+            PAIR,
+            DURATION_S,
         )
         super().__init__("Requests", (self._ended, self._failures, self._duration), {Finished: self._finished})
 
@@ -37,7 +40,8 @@ class Requests(Group):
         self._ended.add((*pair, self._known.dialect(event.dialect), event.outcome))
         if event.outcome != "ok":
             self._failures.add((pair[0], event.outcome, self._reason(event.reason or "unknown")))
-        self._duration.add(pair, event.duration_s, event.recorded)
+        if pair[0] != NO_MODEL:
+            self._duration.add(pair, event.duration_s, event.recorded)
 
 
 GROUP = Requests

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from gateway.events import Finished
+from gateway.events import NO_MODEL, Finished
 from gateway.observe.group import Group, Known, Pair, Served, Starts
 from gateway.observe.series import PAIR, Counter
 from gateway.observe.stages import Stage, stages_of
@@ -26,7 +26,7 @@ class Stages(Group):
         yield self._seconds, [(served.model, engine, stage) for stage in get_args(Stage)]
 
     def _finished(self, pair: Pair, event: Finished) -> None:
-        for stage, seconds in stages_of(event).items():
+        for stage, seconds in stages_of(event).items() if pair[0] != NO_MODEL else ():
             if seconds:
                 self._seconds.add((*pair, stage), seconds)
 
