@@ -5,7 +5,7 @@ for each kind, one `Reader` for each attempt.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -47,8 +47,7 @@ class Traits:
     kv_events: KvEventsWay | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """One attempt's work for an engine. `model` is the name that the engine knows (None: its only one).
 
     `ids` is the prompt; empty for an engine that templates itself, which is given `request.body` instead. `stop_texts` are the
@@ -61,7 +60,7 @@ class Work:
     request: GenerateRequest
     ids: Sequence[int] = ()
     stop_ids: frozenset[int] = frozenset()
-    stop_texts: Mapping[int, str] = field(default_factory=dict)
+    stop_texts: Mapping[int, str] = msgspec.field(default_factory=dict)
     special_ids: Collection[int] = ()
     visible: tuple[str, ...] = ()
     constraint: Constraint | None = None
@@ -145,13 +144,12 @@ class EngineLoad:
     kv_usage: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A request to an engine: path below its root, headers beside the standard ones, body."""
 
     path: str
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class Engine(Protocol):

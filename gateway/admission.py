@@ -19,7 +19,8 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gateway.errors import Rejected
 from gateway.events import AttemptFailed, AttemptServed, CacheTold, Event, Finished, Prefilled

@@ -7,7 +7,8 @@ is given back or closed before `run` returns.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from engines.base import Chunk, Reader, Work
 from gateway.course import Course

@@ -6,8 +6,9 @@ attempt that served the only answer), so that counts of running work are a fold 
 monotonic clock; durations are seconds.
 """
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from gateway.request import FailureKind, FinishReason, Sampling, Usage
 from gateway.routing.view import EngineView, Forecast
@@ -17,8 +18,7 @@ NO_ENGINE = "none"  # the engine's name before a request was routed
 NO_MODEL = "unknown"  # the model's name where the client named none that is served: labels never hold a client's text
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """The last byte of the body was read."""
 
     request_id: str
@@ -26,8 +26,7 @@ class Received:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(msgspec.Struct, frozen=True):
     """Attempt number `attempt` of this request goes to `engine`: `why`, out of which engines as they were then, and what is
     expected of it. `retry`: it follows a failure."""
 
@@ -42,8 +41,7 @@ class AttemptStarted:
     forecast: Forecast | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True):
     """The engine has made the attempt's prompt: its first token came, so long after the attempt began."""
 
     request_id: str
@@ -54,8 +52,7 @@ class Prefilled:
     forecast: Forecast | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CacheTold:
+class CacheTold(msgspec.Struct, frozen=True):
     """What an attempt that served had in the engine's cache, as the engine says (None: it does not say), beside what was
     expected."""
 
@@ -67,8 +64,7 @@ class CacheTold:
     forecast: Forecast
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstToken(msgspec.Struct, frozen=True):
     """When the first reasoning, content or tool delta was handed to `send` (or was ready: told once a whole answer is)."""
 
     request_id: str
@@ -78,8 +74,7 @@ class FirstToken:
     ttft_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class AttemptFailed(msgspec.Struct, frozen=True):
     """The attempt ended without an answer; `reason` is the error's word."""
 
     request_id: str
@@ -89,8 +84,7 @@ class AttemptFailed:
     model: str = NO_MODEL
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptServed:
+class AttemptServed(msgspec.Struct, frozen=True):
     """The attempt served one of several answers: its engine is free, and the request goes on."""
 
     request_id: str
@@ -99,8 +93,7 @@ class AttemptServed:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotRetried:
+class NotRetried(msgspec.Struct, frozen=True):
     """No other engine is asked after this attempt: `why`, and what spoke against going on with its answer."""
 
     request_id: str
@@ -110,8 +103,7 @@ class NotRetried:
     model: str = NO_MODEL
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone:
+class ClientGone(msgspec.Struct, frozen=True):
     """The client left while this attempt ran; the engine's connection is closed."""
 
     request_id: str
@@ -119,8 +111,7 @@ class ClientGone:
     engine: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """The request is over. The one event that the access log and most metrics are made from.
 
     `inter_token_s` holds one pair for each gap between token-bearing chunks: seconds per token, and how many tokens came;
@@ -153,7 +144,7 @@ class Finished:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     client_stall_s: float = 0.0
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
     finish_reasons: tuple[FinishReason, ...] = ()
     inter_token_s: tuple[tuple[float, int], ...] = ()
     per_token_s: tuple[float, ...] = ()
@@ -170,7 +161,7 @@ class Finished:
     rendered: tuple[float, float] | None = None
     tokenize_s: float | None = None
     entered_s: float | None = None
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     max_tokens: int | None = None
     choices: int = 1
     as_json: bool = False

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from gateway.answer import Tally
 from gateway.budget import RetryBudget
 from gateway.dialects.base import Encoder
@@ -55,8 +57,7 @@ class Services:
     pressure: Pressure = field(default_factory=Pressure)
 
 
-@dataclass(slots=True)
-class Ledger:
+class Ledger(msgspec.Struct):
     """What is known of a request when it is over. Attempts write to it as they go."""
 
     request_id: str
@@ -71,14 +72,14 @@ class Ledger:
     ended_thoughts: int = 0
     retries: int = 0
     resumes: int = 0
-    deaths: set[str] = field(default_factory=set)  # engines that it may have taken down
-    inter_token_s: list[tuple[float, int]] = field(default_factory=list)
-    per_token_s: list[float] = field(default_factory=list)
-    tallies: dict[int, Tally] = field(default_factory=dict)
+    deaths: set[str] = msgspec.field(default_factory=set)  # engines that it may have taken down
+    inter_token_s: list[tuple[float, int]] = msgspec.field(default_factory=list)
+    per_token_s: list[float] = msgspec.field(default_factory=list)
+    tallies: dict[int, Tally] = msgspec.field(default_factory=dict)
     engine_usage: Usage | None = None
     trace: Trace = UNTRACED
     entered_s: float | None = None
-    _earlier: Counter[FailureKind] = field(default_factory=Counter)
+    _earlier: Counter[FailureKind] = msgspec.field(default_factory=Counter)
 
     def waited(self, queue_s: float) -> None:
         """The request waited for an engine, or was sent away after the wait."""
@@ -113,8 +114,7 @@ class Ledger:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """A request that is ready to be served. `prompt` is None where the engine templates itself; `check` is for JSON answers.
     `asked` is what decides where it goes. `may_retry`: its sender does not do so itself. `tenant` and `priority` say when it has
     its turn where requests wait."""

@@ -1,6 +1,6 @@
 """One choice's answer over all its attempts: what was read and given of it, and what is left to ask an engine for."""
 
-from dataclasses import dataclass
+import msgspec
 
 from engines.base import Traits, Work
 from gateway.budget import Permit
@@ -13,8 +13,7 @@ from gateway.routing.resume import Cut, objection, penalties
 from gateway.routing.retry import Tries
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """`whole` is all of the work, `work` what is left of it, for the next attempt; `weights` those of the engine that began.
     `number` counts the answers of this choice that were thrown away for their schema; with `may_miss` this one may be too. Times
     are the loop's: `first_s` is when the first delta was read that a client sees, `first_output_s` the first that is no thought;

@@ -1,7 +1,8 @@
 """What an engine is asked for a prompt that the gateway rendered, and what reads its answer: for requests and for checks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from engines.base import Work
 from gateway.answer import AnswerChecker, AnswerReader, AnswerRules

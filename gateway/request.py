@@ -3,7 +3,7 @@
 What a client asked is a `GenerateRequest`, whatever its dialect. What a model answered is a stream of `Delta`s; the streamed
 answer, the whole answer and the metrics are three folds over that one stream.
 
-Deltas are msgspec structs, since one is made for each token: a frozen dataclass costs five times as much to create.
+What is made for each request or token is a msgspec struct: a frozen dataclass costs many times as much to create.
 """
 
 from collections.abc import Mapping
@@ -47,16 +47,14 @@ class Message:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
+class ToolChoice(msgspec.Struct, frozen=True):
     """`named` allows only the tools in `names`, one of which must be called; `required` any, at least one."""
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True):
     """Sampling settings that the client gave; None where it gave none, so that the engine's own default holds."""
 
     temperature: float | None = None
@@ -72,8 +70,7 @@ class Sampling:
     min_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JsonAnswer:
+class JsonAnswer(msgspec.Struct, frozen=True):
     """The whole answer is one JSON value that satisfies `schema` (any object where it is None).
 
     With a `thought_closer` the model is in an open thought: any text up to the closer comes first.
@@ -83,8 +80,7 @@ class JsonAnswer:
     thought_closer: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CallAnswer:
+class CallAnswer(msgspec.Struct, frozen=True):
     """The answer is tool calls in a given syntax, each `opener + JSON object + closer`, with the object's two keys as named.
 
     `tools` are the functions allowed. With `or_text` the model may write text that does not begin with the opener instead.
@@ -106,8 +102,7 @@ class CallAnswer:
 Constraint = JsonAnswer | CallAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(msgspec.Struct, frozen=True):
     """What a client asked, in no dialect. `body` holds its own bytes, for engines that template and parse themselves.
 
     The names in `template_kwargs` are identifiers of at most 64 characters, none of them the gateway's own. `logprobs` is how
@@ -119,16 +114,16 @@ class GenerateRequest:
     model: str
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
-    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
     include_usage: bool = False
     answer: JsonAnswer | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     logprobs: int | None = None
     return_token_ids: bool = False
     reasoning_budget: int | None = None
@@ -163,8 +158,7 @@ class Prompt:
     tokenize_s: float | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Token counts of one answer. `reasoning_tokens` are part of `completion_tokens`, `cached_tokens` of `prompt_tokens`."""
 
     prompt_tokens: int = 0

@@ -5,7 +5,8 @@ however its answer ended.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from engines.base import EngineInfo
 from gateway.request import GenerateRequest, Prompt
@@ -20,8 +21,7 @@ _TOKEN_BYTES = 4.0  # of a text, until an engine has counted some
 _NEWEST_SHARE = 0.05  # of the last prompt in the mean
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What of a request decides where it goes. `data` are the prompt's packed ids, empty where an engine makes the prompt: then
     `tokens` are estimated, up to the end of each key too, and `text_bytes` is what they are estimated from. `unit_tokens`: a key
     stands for no more. `affinity`: whose session it says it is of."""

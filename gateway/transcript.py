@@ -7,9 +7,9 @@ vocabulary's ids for that character, where the engine itself is to be told more 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from engines.base import MAX_COUNT, Chunk, Work
 from gateway.answer import AnswerReader

@@ -5,6 +5,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gateway.routing.choice import Choice
 from gateway.routing.look import Look
 from gateway.routing.pace import Pace
@@ -17,8 +19,7 @@ Where = Callable[[FleetView], Decision]
 """What chooses an engine, and has it charged for that. Whoever asks it uses the engine, or has it choose again, or ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entrant:
+class Entrant(msgspec.Struct, frozen=True):
     """A request that wants in. `ends_at` is its own deadline, on the loop's clock."""
 
     place: Place

@@ -5,11 +5,12 @@ llama.cpp's tells the text, and of a character that took several tokens the last
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.vocabulary import CONTROL, small_tokenizer
 
 from engines.base import Chunk, TokenLogprob, Work

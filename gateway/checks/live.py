@@ -4,8 +4,10 @@ Answers are greedy where two of them are compared, and sampled with fixed seeds 
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
+
+from msgspec.structs import replace
 
 from engines.base import Engine
 from gateway.checks.asking import ASK_S, Asker, Target, Told

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from msgspec import structs
+
 from engines.base import Chunk
 from gateway.answer import AnswerReader, AnswerRules
 from gateway.checks.base import Subject
@@ -136,7 +138,7 @@ class Stage:
         calls = tuple(ToolCall(each, name, text) for each, (name, text) in zip(ids, said.calls, strict=True))
         answer = Message("assistant", said.content, said.reasoning, calls)
         results = [Message("tool", RESULT, tool_call_id=call.id) for call in calls] or [Message("user", RESULT)]
-        return self._prompter.prompt(replace(asked, messages=(*asked.messages, answer, *results)))
+        return self._prompter.prompt(structs.replace(asked, messages=(*asked.messages, answer, *results)))
 
     def _begin(self, prompt: str, shown: str) -> tuple[int, str]:
         """Where the turn begins in the shown text, and the end of the prompt that is not there, or what of it parts."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from gateway.errors import GatewayError
 from gateway.request import Delta, GenerateRequest, Usage
 
@@ -33,8 +35,7 @@ class Limits:
     schema_depth: int = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What the encoder must know of an answer beside its deltas. `model` is the name that the client used.
 
     `reasoning_fields` are the names under which thoughts are given. `created_s` is Unix time. `prompt_ids` are the prompt's

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
+
 from gateway.routing.policy import Decision
 from gateway.routing.view import Forecast, Terms
 
@@ -30,8 +32,7 @@ class Tuning:
     index_entries: int = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """One attempt that wants an engine.
 
     `request` is its own: with one that is charged already it is chosen for anew. `keys` are those of gateway.routing.chain, root
@@ -51,8 +52,7 @@ class Query:
     patient: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(Decision):
+class Choice(Decision, frozen=True):
     """The decision, and what is predicted for it; None where no engine can serve. With `awaits` nothing is charged: it is to be
     asked for again when a first token or an end was seen. `prefill_s` is the request's own work on the best engine, `ttft_s` with
     what it waits for."""

@@ -6,8 +6,9 @@ units), so that with no request open each of them is exactly 0.
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import exp, inf
+
+import msgspec
 
 from gateway.routing.prefill import Work
 
@@ -21,8 +22,7 @@ _ANSWER_TOKENS, _HOLD_S = 256.0, 20.0  # until they are seen
 _MOST_UNSERVED = 4096
 
 
-@dataclass(slots=True)
-class Charge:
+class Charge(msgspec.Struct):
     """One attempt on an engine. `believed_tokens` of its prompt were believed there, by keys of at most `unit_tokens`; `stamp` is
     its mark in the index; `answer_units` is the room its answer is given. `prompt`: it could start at once but for the prefill
     ahead. `used`: the last use of what was believed there, as a stamp; `proved`: no other request was to bring it. `held` of its

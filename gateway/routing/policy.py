@@ -8,8 +8,9 @@ half that fails least is asked (panic).
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from gateway.routing.view import EngineView, FleetView
 
@@ -19,8 +20,7 @@ _EJECTED_SHARE = 0.5
 _MOST_FAILING = 0.9  # one that always failed is given some requests too, or it would never be seen to serve
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """The engine of an attempt, or None; why, and what it was chosen from. `wait_s`: when one may be free, where all rest.
     `full`: there is none now, as those it could be have all that they may. `returns`: one that is out may be back at once.
     `awaits`: there are some, but the attempt had better wait for this one."""
@@ -39,8 +39,7 @@ class Decision:
         return self.awaits is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """The engines that an attempt may go to, all of them as good but for their load and their cache. None: as for `Decision`."""
 
     engines: tuple[EngineView, ...]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Generic, TypeVar
 
+import msgspec
+
 from gateway.routing.claims import Claims, claims_s
 from gateway.routing.turns import Ahead, Turns, Waiting
 
@@ -28,8 +30,7 @@ class QueueRules:
     down_wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """For which model one waits, and whose it is. A larger `priority` goes first; `weight` is its tenant's share."""
 
     model: str

@@ -4,8 +4,10 @@ Before its first byte an answer may be begun anew on another engine; after it, o
 that took down two engines is not given to a third, for whichever of its answers.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from gateway.errors import (
     BadRequest,
@@ -81,15 +83,14 @@ class RetryRules:
         return max(self.floor, int(self.share * in_flight))
 
 
-@dataclass(slots=True)
-class Tries:
+class Tries(msgspec.Struct):
     """The attempts of one answer. `deaths` are the engines that its request may have taken down, whichever of its answers they
     made. `unable` are kinds of engines that lack what it asks for: they were asked nothing."""
 
-    failed: list[str] = field(default_factory=list)  # engines
+    failed: list[str] = msgspec.field(default_factory=list)  # engines
     resumes: int = 0
-    deaths: set[str] = field(default_factory=set)
-    unable: set[str] = field(default_factory=set)
+    deaths: set[str] = msgspec.field(default_factory=set)
+    unable: set[str] = msgspec.field(default_factory=set)
     first: GatewayError | None = None  # that an engine failed with
     wait_s: float | None = None  # when the first engine that had no room may have some
 

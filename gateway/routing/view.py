@@ -1,12 +1,14 @@
 """What is known of the engines at one moment, frozen, so that a decision can be made, tested and repeated on it."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+from msgspec.structs import replace
 
-@dataclass(frozen=True, slots=True)
-class EngineView:
+
+class EngineView(msgspec.Struct, frozen=True):
     """One engine.
 
     `ready` is what probes say; `draining`: it takes no new requests; `ejected`: its breaker is open; `rests_s` are the seconds
@@ -47,8 +49,7 @@ class EngineView:
         return self.most_running is not None and self.running >= self.most_running
 
 
-@dataclass(frozen=True, slots=True)
-class FleetView:
+class FleetView(msgspec.Struct, frozen=True):
     """The engines of one model, in the order of the settings."""
 
     engines: tuple[EngineView, ...]
@@ -83,8 +84,7 @@ class Terms(NamedTuple):
         return self.wait_s + self.memory_s + own_s + self.eviction_s + self.standing_s
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True):
     """What was believed of an attempt when its engine was chosen: the prompt's tokens, those of them that the engine has, how
     long its first token takes, and what that is made of. `unit_tokens`: the prompt is known by units of so many tokens. `costs`
     are what engines would have cost that were compared, in seconds, as they were compared: of many the cheapest."""

@@ -1,12 +1,12 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.dialects.base import Limits
 from gateway.dialects.openai_request import parse

@@ -3,13 +3,13 @@
 import contextlib
 import json
 import random
-from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.gbnf import Grammar
 
 from engines.gbnf import GrammarCache, gbnf

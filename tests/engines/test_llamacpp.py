@@ -3,12 +3,12 @@
 import json
 import urllib.error
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
+from msgspec.structs import replace
 from support.llamacpp import EngineUnderTest
 
 from engines.base import Chunk, EngineInfo, EngineLoad, Work

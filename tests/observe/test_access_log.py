@@ -2,9 +2,9 @@
 
 import io
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.events import DONE
 
 from gateway.events import AttemptStarted, ClientGone, FirstToken, Received

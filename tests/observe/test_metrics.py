@@ -3,12 +3,12 @@
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from timeit import repeat
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from support.events import DONE

@@ -4,11 +4,11 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from support.events import DONE
 from support.metrics import metrics_of
 from support.prometheus import prometheus, scraping

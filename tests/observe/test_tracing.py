@@ -1,9 +1,9 @@
 """The observer: what it records, what it keeps meanwhile, and the spans that it makes of the events."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.events import DONE
 
 from engines.base import Chunk

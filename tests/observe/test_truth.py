@@ -1,11 +1,12 @@
 """What the router believed beside what came, as metrics of the events, and the line of the log that says that it is wrong."""
 
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from structlog.testing import capture_logs
 from support.metrics import metrics_of

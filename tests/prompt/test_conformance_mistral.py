@@ -13,6 +13,7 @@ import pytest
 from mistral_common.exceptions import MistralCommonException
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from msgspec import structs
 from support.conversations import CONVERSATIONS
 from support.real_templates import real_template
 from support.vocabulary import SYNTAX, fixed_clock
@@ -117,7 +118,7 @@ def adapted(request: GenerateRequest, model: Model) -> GenerateRequest:
             for message in messages
         )
     tools = tuple(replace(tool, description=tool.description or "") for tool in request.tools)
-    return replace(request, messages=messages, tools=tools)
+    return structs.replace(request, messages=messages, tools=tools)
 
 
 @pytest.fixture(scope="module")

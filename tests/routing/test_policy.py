@@ -1,11 +1,11 @@
 """Where an attempt goes: by table, and what holds of every fleet."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.routing.policy import choose
 from gateway.routing.view import EngineView, FleetView

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from gateway.request import GenerateRequest, Sampling
 from gateway.routing.resume import Cut, Objection, objection, penalties
@@ -12,7 +13,7 @@ FINE = Cut(PLAIN, constrained=False, takes_ids=True, kept=True, tokens=1000, res
 
 
 def sampled(**settings: float) -> GenerateRequest:
-    return replace(PLAIN, sampling=Sampling(**settings))  # type: ignore[arg-type] # whole numbers are among them
+    return structs.replace(PLAIN, sampling=Sampling(**settings))  # type: ignore[arg-type] # whole numbers are among them
 
 
 def test_a_plain_answer_can() -> None:
@@ -22,7 +23,7 @@ def test_a_plain_answer_can() -> None:
 @pytest.mark.parametrize(
     ("cut", "why"),
     [
-        (replace(FINE, request=replace(PLAIN, n=2)), "choices"),
+        (replace(FINE, request=structs.replace(PLAIN, n=2)), "choices"),
         (replace(FINE, constrained=True), "constraint"),
         (replace(FINE, request=sampled(presence_penalty=0.1)), "penalties"),
         (replace(FINE, request=sampled(frequency_penalty=-0.1)), "penalties"),

@@ -40,7 +40,7 @@ async def explained(served: Served, query: str) -> list[dict[str, Any]]:
 
 
 def done(request_id: str, **changed: Any) -> Finished:
-    fields = {name: getattr(DONE, name) for name in Finished.__dataclass_fields__}
+    fields = {name: getattr(DONE, name) for name in Finished.__struct_fields__}
     return Finished(**{**fields, "request_id": request_id, **changed})
 
 

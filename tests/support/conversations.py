@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from msgspec import structs
+
 from gateway.request import GenerateRequest, Message, ToolCall, ToolSpec
 from gateway.wire import jsonio
 
@@ -215,7 +217,7 @@ def marked(request: GenerateRequest) -> tuple[GenerateRequest, list[Mark]]:
     names = {name: _marked_name(name) for name in _names(request)}
     messages = tuple(_marked_message(index, message, names, marks) for index, message in enumerate(request.messages))
     tools = tuple(_marked_tool(index, tool, names, marks) for index, tool in enumerate(request.tools))
-    return replace(request, messages=messages, tools=tools), marks
+    return structs.replace(request, messages=messages, tools=tools), marks
 
 
 def open_thoughts(messages: tuple[Message, ...]) -> range:
