@@ -136,12 +136,15 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine says of its load: requests that it works on, others that it holds, and how full its cache is (0 to 1). None
-    where it says nothing, which is not 0."""
+    """What an engine says of its load: requests that it works on, others that it holds, how full its cache is (0 to 1); and, by
+    which it is known again, the tokens of all prompts since it started and when that was (seconds since 1970). None where it says
+    nothing, which is not 0."""
 
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
+    prompt_tokens: int | None = None
+    started_s: float | None = None
 
 
 class Call(msgspec.Struct, frozen=True):

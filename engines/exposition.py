@@ -14,6 +14,7 @@ from itertools import islice
 from engines.base import MAX_COUNT, MAX_LOAD_BYTES, EngineLoad
 
 _MAX_SAMPLES = 512
+_STARTED = "process_start_time_seconds"  # of Prometheus' library for Python, where a server is one process
 _LINE = rb"^(%s)([{ \t][^\n]{0,2048})([^\n]?)"
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
 
@@ -47,26 +48,38 @@ class LoadScrape:
     """Reads the load of an engine that has these metrics.
 
     `rank` is the label with the data-parallel rank. Series of one rank are of different requests, but where each of them has all
-    (`copies`). Of several caches the fullest counts.
+    (`copies`). Of several caches the fullest counts. `prompt_tokens` counts those of all prompts, and of all ranks together, as
+    only whether it falls is of interest.
     """
 
     def __init__(
-        self, *, running: str, waiting: str, kv_usage: str | None = None, rank: str | None = None, copies: bool = False
+        self,
+        *,
+        running: str,
+        waiting: str,
+        prompt_tokens: str,
+        kv_usage: str | None = None,
+        rank: str | None = None,
+        copies: bool = False,
     ) -> None:
         self._running = running
         self._waiting = waiting
+        self._prompt_tokens = prompt_tokens
         self._kv_usage = kv_usage
         self._rank = rank
         self._copies = copies
-        self._scrape = Scrape(*(name for name in (running, waiting, kv_usage) if name is not None))
+        self._scrape = Scrape(*(name for name in (running, waiting, prompt_tokens, _STARTED, kv_usage) if name is not None))
 
     def load(self, body: bytes, rank: int | None) -> EngineLoad:
         """The load of this rank, or of all."""
-        samples = of_rank(self._scrape.samples(body), self._rank, rank)
+        told = self._scrape.samples(body)
+        samples = of_rank(told, self._rank, rank)
         return EngineLoad(
             running=self._requests([each for each in samples if each.name == self._running]),
             waiting=self._requests([each for each in samples if each.name == self._waiting]),
             kv_usage=fullest(each.value for each in samples if each.name == self._kv_usage),
+            prompt_tokens=added(each.value for each in told if each.name == self._prompt_tokens),
+            started_s=next((each.value for each in told if each.name == _STARTED and 0 < each.value < MAX_COUNT), None),
         )
 
     def _requests(self, samples: Sequence[Sample]) -> int | None:

@@ -211,7 +211,9 @@ class _Slot(msgspec.Struct):
 
 _PROPS = Decoder(_Props)
 _SLOTS = Decoder(list[_Slot])
-_LOAD = LoadScrape(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred")
+_LOAD = LoadScrape(
+    running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred", prompt_tokens="llamacpp:prompt_tokens_total"
+)
 
 
 class LlamaCppReader:

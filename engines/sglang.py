@@ -204,7 +204,12 @@ _EVENT = Decoder(_Event)
 _SERVER = Decoder(_Server)
 _LOADS = Decoder(_Loads)
 _LOAD = LoadScrape(  # a rank's schedulers may each tell its requests, and tell them again by priority
-    running="sglang:num_running_reqs", waiting="sglang:num_queue_reqs", kv_usage="sglang:token_usage", rank="dp_rank", copies=True
+    running="sglang:num_running_reqs",
+    waiting="sglang:num_queue_reqs",
+    prompt_tokens="sglang:prompt_tokens_total",
+    kv_usage="sglang:token_usage",
+    rank="dp_rank",
+    copies=True,
 )
 
 

@@ -32,7 +32,10 @@ _UNSAID = math.nan
 _BLOCKS = ("trtllm_kv_cache_tokens_per_block", "trtllm_kv_cache_max_blocks")
 _CACHE = Scrape(*_BLOCKS)
 _LOAD = LoadScrape(
-    running="trtllm_num_requests_running", waiting="trtllm_num_requests_waiting", kv_usage="trtllm_kv_cache_utilization"
+    running="trtllm_num_requests_running",
+    waiting="trtllm_num_requests_waiting",
+    prompt_tokens="trtllm_prompt_tokens_total",
+    kv_usage="trtllm_kv_cache_utilization",
 )
 
 

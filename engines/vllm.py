@@ -29,7 +29,11 @@ _SEEDS = 2**63  # the seeds of 64-bit numbers that are not negative
 _RANK = "engine"
 _CACHE = Scrape("vllm:cache_config_info")
 _LOAD = LoadScrape(
-    running="vllm:num_requests_running", waiting="vllm:num_requests_waiting", kv_usage="vllm:kv_cache_usage_perc", rank=_RANK
+    running="vllm:num_requests_running",
+    waiting="vllm:num_requests_waiting",
+    prompt_tokens="vllm:prompt_tokens_total",
+    kv_usage="vllm:kv_cache_usage_perc",
+    rank=_RANK,
 )
 
 

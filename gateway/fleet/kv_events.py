@@ -229,7 +229,8 @@ class _Feed:
         self._ending = ending
         self._live = False
         self._disputed: int | None = None  # the life in which its word was found wrong
-        self._life = 0
+        self._life = 0  # of its events
+        self._lives = 0  # of the engine, as last seen: see Registry
 
     async def run(self) -> None:
         """While the engine can serve, again each time it comes back."""
@@ -240,7 +241,7 @@ class _Feed:
                 if not self._registry.is_ready(engine):
                     await self._registry.changed()
                     continue
-                losses = self._registry.losses(engine)
+                losses, self._lives = self._registry.losses(engine), self._registry.life(engine)
                 if away:
                     self._index.cleared(self._member.model, engine)
                     self._disputed = None
@@ -248,14 +249,17 @@ class _Feed:
                 await (self._asked(losses) if self._source.way == "poll" else self._subscribed(losses))
                 if not self._same(losses):
                     away = True
-                    self._shadow("unreachable")
+                    self._shadow("starting" if self._there(losses) else "unreachable")
         finally:
             self._live = False
             self._index.trust(self._member.model, engine, False, 0)
             self._book.drop(self._member)
 
     def _same(self, losses: int) -> bool:
-        """Whether it has been there all the time."""
+        """Whether it has been there all the time, and is the process that it was, as far as anything beside its events tells."""
+        return self._there(losses) and self._registry.life(self._member.id) == self._lives
+
+    def _there(self, losses: int) -> bool:
         return self._registry.is_ready(self._member.id) and self._registry.losses(self._member.id) == losses
 
     def _mirror(self) -> Mirror:
@@ -313,6 +317,9 @@ class _Feed:
         """What the engine told, on the loop."""
         member, index = self._member, self._index
         self._book.count(member, news)
+        if news.restarts:
+            self._registry.restarted(member.id, self._lives, "its events have begun anew")
+            self._lives = self._registry.life(member.id)
         self._life = news.life or self._life
         if news.reason:
             self._shadow(news.reason)
@@ -378,7 +385,9 @@ class _Poll:
 
     def _follow(self, batch: KvBatch) -> None:
         mirror, first, last = self._mirror, batch.first or 0, batch.last or 0
-        if first == 0 or (mirror.expected is not None and first < mirror.expected):
+        if mirror.expected is not None and first < mirror.expected:
+            mirror.another()
+        elif first == 0:
             mirror.begin()
         if first != (mirror.expected or 0):
             if mirror.expected:

@@ -56,6 +56,7 @@ class News:
     block_tokens: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
     gaps: int = 0
+    restarts: int = 0
 
 
 class Mirror:
@@ -69,6 +70,7 @@ class Mirror:
         self._pending: list[KvEvent] = []
         self._kinds: Counter[str] = Counter()
         self._gaps = 0
+        self._restarts = 0
         self._reason: Reason = "starting"
         self._life = 0
         self._said: tuple[Reason, int] = ("starting", 0)
@@ -108,6 +110,11 @@ class Mirror:
     def count_gap(self) -> None:
         """Something was missed."""
         self._gaps += 1
+
+    def another(self) -> None:
+        """It is another process than it was: its first batch is to come."""
+        self._restarts += 1
+        self.begin()
 
     def skip_to(self, number: int) -> None:
         """The batches before this one are lost."""
@@ -154,14 +161,15 @@ class Mirror:
             changes = KeyChanges(self._blocks.held())
         if not self._reason and self._blocks.problem is not None:
             self.fail(self._blocks.problem)
-        kinds, gaps, self._kinds, self._gaps = dict(self._kinds), self._gaps, Counter(), 0
+        kinds, gaps, restarts = dict(self._kinds), self._gaps, self._restarts
+        self._kinds, self._gaps, self._restarts = Counter(), 0, 0
         state = (self._reason, self._life)
         new, self._said = state != self._said, state
         pieces = [] if self._reason else [*_pieces(changes)]
-        if not pieces and not (new or kinds or gaps):
+        if not pieces and not (new or kinds or gaps or restarts):
             return []
         reason, head = self._reason if new else None, pieces[0] if pieces else KeyChanges()
-        first = News(reason, self._life, head, self._block_tokens, kinds, gaps)
+        first = News(reason, self._life, head, self._block_tokens, kinds, gaps, restarts)
         return [first, *(News(None, self._life, each) for each in pieces[1:])]
 
     def again(self) -> None:

@@ -207,10 +207,10 @@ class Subscription:
             case "gap":
                 self._missed(number, payload)
             case "anew" if self._replay is not None:
-                mirror.begin()
+                mirror.another()
                 self._catch_up()
             case "anew":
-                mirror.begin()
+                mirror.another()
                 self._take(number, payload)
 
     def _missed(self, number: int, payload: bytes) -> None:
@@ -261,10 +261,10 @@ class Subscription:
                     case "gap":
                         return False
                     case "anew":
-                        mirror.expected = None
+                        mirror.another()
                         return False
         if first and wanted:  # it has told less than was heard
-            mirror.expected = None
+            mirror.another()
             return False
         return True
 

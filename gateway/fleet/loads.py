@@ -107,6 +107,7 @@ class _Asking:
         self._times = times
         self._drift = Drift(times.drift_s)
         self._identity: EngineInfo | None = None  # None where it may be another since
+        self._life = 0  # that had it
         self._identify_s = 0.0  # when it is asked again though it may not
 
     async def run(self) -> None:
@@ -130,7 +131,8 @@ class _Asking:
         """Asks for what is not asked with every probe, where it is not known of the engine as it is now."""
         engine, engine_id = self._member.engine, self._member.id
         now_s = self._registry.now_s()
-        due = self._identity != self._registry.info(engine_id) or now_s >= self._identify_s
+        life = self._registry.life(engine_id)
+        due = self._identity != self._registry.info(engine_id) or life != self._life or now_s >= self._identify_s
         if not engine.identity_paths or not due:
             return
         answers = [await self._get(path) for path in engine.identity_paths]
@@ -138,6 +140,7 @@ class _Asking:
         if not self._registry.is_ready(engine_id):  # it may be another by now
             return
         before = self._registry.info(engine_id)
+        self._life = life
         self._identity = info = engine.identity(bodies, before, self._member.rank)
         self._identify_s = float("inf") if info.kv_tokens is not None else now_s + self._times.again_s
         if info != before and (recorded := self._registry.set_info(engine_id, info)) is not None:

@@ -4,7 +4,8 @@ A failed probe takes an engine out, the next good one puts it back; one that onl
 generated meanwhile, or while our own loop stood still, and little of one on which requests run: it may have a long prompt before
 it. Invariant: no engine whose model is rendered here is ready before its ids for a text were the model's own, since it was last
 out, said that it is another, or broke a connection; but for kinds that cannot tokenise. One that was restarted unseen, as another
-that says the same of itself, is found at the next of the comparisons that go on while it serves.
+that says the same of itself, is found at the next of the comparisons that go on while it serves: at once, where anything else
+tells that it was restarted.
 """
 
 import asyncio
@@ -127,6 +128,7 @@ class _Watch:
         self._gone = 0  # probes that found it unreachable or unhealthy, in a row
         self._info: EngineInfo | None = None
         self._compared_s: float | None = None  # when its ids were last the model's; None where it may be another since
+        self._life = 0  # that was compared
         self._told: Problem | None = "not_probed"
 
     async def run(self) -> None:
@@ -166,7 +168,9 @@ class _Watch:
             if self._gone >= _GONE_IN_A_ROW:
                 registry.give_up(engine_id, self._times.limit_s)
         elif losses == registry.losses(engine_id):
+            life = registry.life(engine_id)
             registry.set_ready(engine_id, True)
+            self._life += registry.life(engine_id) - life
         else:  # traffic lost it meanwhile: what it said may be of one that is gone
             return False
         self._tell(fault)
@@ -226,11 +230,12 @@ class _Watch:
         if self._compared_s is None:
             if self._registry.is_ready(self._member.id):
                 self._registry.set_ready(self._member.id, False, "tokenizer_unknown")
-        elif now_s - self._compared_s < self._times.compare_s:
+        elif now_s - self._compared_s < self._times.compare_s and self._life == self._registry.life(self._member.id):
             return None
+        life = self._registry.life(self._member.id)
         fault = await self._difference(self._parity, self._ids_call)
         if fault is None:
-            self._compared_s = now_s
+            self._compared_s, self._life = now_s, life
         elif not fault.silent:
             self._compared_s = None
         return fault

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import structlog
 from yarl import URL
 
 from engines.base import Engine, EngineInfo, EngineLoad
@@ -20,6 +21,8 @@ from gateway.observe.redact import Redactor
 from gateway.routing.breaker import BreakerState
 from gateway.routing.inflight import InFlight
 from gateway.routing.view import FleetView
+
+_log = structlog.get_logger("interlock.fleet")
 
 _MOST_GONE = 1024  # engines that were drained and are not there now
 
@@ -176,7 +179,23 @@ class Registry:
         if were_ready:
             self._wake()
 
+    def restarted(self, engine_id: str, life: int, sign: str) -> None:
+        """It was noticed that an engine is another process than it was in this life of its, while it serves; nothing where that
+        is known."""
+        standing = self._standings.get(engine_id)
+        if standing is not None and standing.life == life:
+            standing.restarted()
+            self._anew(engine_id, sign)
+
+    def _anew(self, engine_id: str, sign: str) -> None:
+        _log.warning("the engine was restarted: what was believed of its cache is dropped", engine=engine_id, sign=sign)
+
     # What is known
+
+    def life(self, engine_id: str) -> int:
+        """Another number when the engine may be another process, whose cache is empty; 0 of one that is not there."""
+        standing = self._standings.get(engine_id)
+        return standing.life if standing is not None else 0
 
     def losses(self, engine_id: str) -> int:
         """How often that was. What an engine was asked before the last time, it may have answered as another."""
@@ -228,7 +247,8 @@ class Registry:
         if key := self._members[engine_id].api_key:
             redact = Redactor([key]).text
             info = replace(info, version=info.version and redact(info.version), model=info.model and redact(info.model))
-        standing.info = info
+        if standing.set_info(info):
+            self._anew(engine_id, "it says that it is another")
         return info
 
     def info(self, engine_id: str) -> EngineInfo:
@@ -237,8 +257,9 @@ class Registry:
 
     def set_load(self, engine_id: str, load: EngineLoad) -> None:
         """Records what an engine says of its load."""
-        if (standing := self._standings.get(engine_id)) is not None:
-            standing.set_load(self._clock(), load)
+        standing = self._standings.get(engine_id)
+        if standing is not None and standing.set_load(self._clock(), load):
+            self._anew(engine_id, "it has begun to count anew")
 
     def weights(self, engine_id: str) -> str:
         """Engines with the same word answer alike: the operator's, else the kind and what the engine calls its model. One of

@@ -1,7 +1,7 @@
 """How one engine stands: what probes and traffic say of it, and what its operator wants of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from engines.base import EngineInfo, EngineLoad
@@ -24,6 +24,7 @@ _SHY_S = 1.0  # an engine that has no room and does not say until when; longer w
 RETURNS_S = 2.0  # an engine that lost a connection may be back at once; after that it is not counted on
 LOAD_COUNTS_S = 5.0  # what an engine said of its load is not its load after that
 _COLD_SHARE = 0.1
+_SAME_START_S = 1.0  # a start is told to some hundredths, of a clock that may be set
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,48 @@ class StandingRules:
 
     breaker: BreakerRules = field(default_factory=BreakerRules)
     slow_start_s: float = 30.0
+
+
+class Signs:
+    """By what an engine says of itself it is known again: other words for what it is, a later start, a count that fell. What it
+    does not say is no sign, and what it said in an earlier life is not compared: that it has ended is known."""
+
+    def __init__(self) -> None:
+        self.life = 0  # in which it said what is compared
+        self._said: dict[str, object] = {}
+        self._started_s: float | None = None
+        self._prompt_tokens: int | None = None
+
+    def of_info(self, info: EngineInfo, life: int) -> bool:
+        """Whether another says this."""
+        self._meet(life)
+        said = {name: value for name, value in asdict(info).items() if value is not None}
+        another = any(self._said.get(name, value) != value for name, value in said.items())
+        if another:
+            self._said, self._started_s, self._prompt_tokens = said, None, None
+        else:
+            self._said |= said
+        return another
+
+    def of_load(self, load: EngineLoad, life: int) -> bool:
+        """Whether another says this."""
+        self._meet(life)
+        started_s, tokens = self._started_s, self._prompt_tokens
+        later = started_s is not None and load.started_s is not None and load.started_s > started_s + _SAME_START_S
+        if load.started_s is not None:
+            self._started_s = max(load.started_s, started_s or 0.0)
+        if load.prompt_tokens is not None:
+            self._prompt_tokens = load.prompt_tokens
+        fell = tokens is not None and load.prompt_tokens is not None and load.prompt_tokens < tokens
+        another = later or (fell and load.started_s is None)
+        if another:
+            self._said = {}
+        return another
+
+    def _meet(self, life: int) -> None:
+        if life != self.life:
+            self.life = life
+            self._said, self._started_s, self._prompt_tokens = {}, None, None
 
 
 class Standing:
@@ -52,11 +95,13 @@ class Standing:
         self.visitors: set[Callable[[float], None]] = set()  # attempts, told how long it was silent once it was found gone
         self._slow_start_s = rules.slow_start_s
         self._away = False
+        self._was_ready = False  # ever
         self._rests_until_s = 0.0
         self._shy_until_s = 0.0
         self._shy_s = _SHY_S
         self._warm_s = 0.0  # from when on it has its whole part
         self._load: tuple[float, EngineLoad] | None = None
+        self._signs = Signs()
 
     @property
     def ready(self) -> bool:
@@ -95,14 +140,16 @@ class Standing:
             self._away = True
         elif problem is None and self._away:
             self._away = False
-            self.restarted(now_s)
+            if self._was_ready:
+                self.restarted()
+            self._warm_s = now_s + self._slow_start_s
+            self.breaker.back(now_s)
+        self._was_ready = self._was_ready or problem is None
 
-    def restarted(self, now_s: float) -> None:
+    def restarted(self) -> None:
         """It may be another process since."""
         self.life += 1
         self.restarts += 1
-        self._warm_s = now_s + self._slow_start_s
-        self.breaker.back(now_s)
 
     def rest(self, now_s: float, for_s: float) -> None:
         """It wants no request for so long."""
@@ -135,9 +182,22 @@ class Standing:
             return 1.0
         return max(1.0 - left_s / self._slow_start_s, _COLD_SHARE)
 
-    def set_load(self, now_s: float, load: EngineLoad) -> None:
-        """What it said of its load."""
+    def set_info(self, info: EngineInfo) -> bool:
+        """What it said of itself: whether that tells that it was restarted unseen."""
+        self.info = info
+        return self._anew(self._signs.of_info(info, self.life))
+
+    def set_load(self, now_s: float, load: EngineLoad) -> bool:
+        """What it said of its load: whether that tells that it was restarted unseen."""
         self._load = (now_s, load)
+        return self._anew(self._signs.of_load(load, self.life))
+
+    def _anew(self, another: bool) -> bool:
+        unseen = another and not self._away  # else that is counted when it is back
+        if unseen:
+            self.restarted()
+            self._signs.life = self.life
+        return unseen
 
     def load(self, now_s: float) -> tuple[float, EngineLoad] | None:
         """What it last said of its load, and how many seconds ago."""

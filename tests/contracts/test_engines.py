@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -475,10 +475,10 @@ def test_no_answer_of_an_engine_is_taken_for_a_figure_that_it_did_not_say(subjec
 
 
 def load_of(served: Served) -> EngineLoad | None:
-    """What the engine last said of its load."""
+    """What the engine last said of its load, but for what it is known again by."""
     registry = served.gateway.registry
     found = registry.standing("e").load(registry.now_s())
-    return found[1] if found is not None else None
+    return replace(found[1], prompt_tokens=None, started_s=None) if found is not None else None
 
 
 async def until(happened: Callable[[], bool], seen: Callable[[], object], limit_s: float = 10.0) -> None:

@@ -8,13 +8,23 @@ import pytest
 from engines.base import MAX_LOAD_BYTES, EngineLoad
 from engines.exposition import LoadScrape, Scrape, added, count, fullest, number, of_rank
 
-PLAIN = LoadScrape(running="e:running", waiting="e:waiting", kv_usage="e:kv", rank="engine")
-COPIES = LoadScrape(running="e:running", waiting="e:waiting", kv_usage="e:kv", rank="dp_rank", copies=True)
+PLAIN = LoadScrape(running="e:running", waiting="e:waiting", prompt_tokens="e:prompts", kv_usage="e:kv", rank="engine")
+COPIES = LoadScrape(
+    running="e:running", waiting="e:waiting", prompt_tokens="e:prompts", kv_usage="e:kv", rank="dp_rank", copies=True
+)
 NOTHING = EngineLoad()
 
 
 def scraped(*lines: str) -> bytes:
     return "\n".join(["# HELP e:running Requests.", "# TYPE e:running gauge", *lines, "process_threads 9", ""]).encode()
+
+
+def test_it_tells_by_what_an_engine_is_known_again() -> None:
+    body = scraped("process_start_time_seconds 1.79612783139e+09", 'e:prompts{engine="0"} 7', 'e:prompts{engine="1"} 5')
+    for rank in (None, 1):  # it is one server
+        assert PLAIN.load(body, rank) == EngineLoad(prompt_tokens=12, started_s=1796127831.39)
+    for start in ("NaN", "0", "-1", "Inf", "1e300", "x"):
+        assert PLAIN.load(scraped(f"process_start_time_seconds {start}"), None) == NOTHING
 
 
 def test_each_form_of_a_line_is_read() -> None:

@@ -329,8 +329,8 @@ def test_info_has_the_context_of_one_slot_and_the_cache_of_all() -> None:
 def test_load_is_that_of_its_own_metrics() -> None:
     idle = (DATA / "metrics.txt").read_bytes()
     busy = idle.replace(b"_processing 0", b"_processing 2").replace(b"_deferred 0", b"_deferred 5")
-    assert LlamaCpp().load(idle, None) == EngineLoad(0, 0, None)
-    assert LlamaCpp().load(busy, None) == EngineLoad(2, 5, None)
+    assert LlamaCpp().load(idle, None) == EngineLoad(0, 0, None, prompt_tokens=3)
+    assert LlamaCpp().load(busy, None) == EngineLoad(2, 5, None, prompt_tokens=3)
 
 
 SLOT = '{"id":0,"n_ctx":4096,"speculative":false,"is_processing":false%s}'

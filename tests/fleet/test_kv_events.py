@@ -206,6 +206,19 @@ async def test_another_process_at_the_same_place_begins_with_nothing(tmp_path: P
                 another.publish(stored(IDS[:8]))
                 await followed.holds(IDS, 3)
                 assert followed.state() == ("live", "")
+                assert (followed.registry.standing("a").restarts, followed.index.said) == (1, ["live", "live"])
+
+
+async def test_one_of_which_something_else_tells_that_it_was_restarted_is_followed_from_its_start(tmp_path: Path) -> None:
+    with Publisher(tmp_path) as publisher:
+        async with following(member(source_of(publisher))) as followed:
+            await followed.live()
+            publisher.publish(stored(IDS))
+            await followed.holds(IDS, 8)
+            followed.registry.restarted("a", 0, "a sign")
+            await until(lambda: followed.index.said == ["live", "shadow", "cleared", "live"])
+            await followed.holds(IDS, 8)
+            assert followed.registry.standing("a").restarts == 1
 
 
 async def test_a_number_that_goes_back_is_another_process(tmp_path: Path) -> None:
@@ -265,6 +278,7 @@ async def test_another_process_that_has_told_nothing_yet(tmp_path: Path) -> None
             with Publisher(tmp_path):
                 await followed.holds(IDS, 0)
                 assert followed.state() == ("live", "")
+                assert followed.registry.standing("a").restarts == 1
 
 
 async def test_a_replay_with_a_hole_is_no_replay(tmp_path: Path) -> None:
@@ -730,6 +744,7 @@ async def test_an_engine_that_is_asked_and_misses_events_is_not_followed_until_i
         cache.tell({"type": "created", "num_blocks_per_cache_level": [9, 0]}, trt_stored(IDS[:16]))
         await followed.live()
         await followed.holds(IDS, 2)
+        assert followed.registry.standing("a").restarts == 1
 
 
 async def test_an_engine_that_told_another_its_first_events_is_not_followed() -> None:

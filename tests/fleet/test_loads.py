@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from engines.registry import make
 from gateway.events import AttemptFailed, AttemptStarted
 from gateway.fleet.loads import Drift, Loads, LoadTimes
 from gateway.fleet.registry import Member, Registry
+from gateway.routing.choice import Query, Tuning
+from gateway.routing.router import Router
 from gateway.upstream import Upstream
 
 QUICK = LoadTimes(every_s=0.02, limit_s=0.2, drift_s=0.2, again_s=0.1)
@@ -103,6 +106,41 @@ async def test_engines_that_come_and_go_are_asked_as_long_as_they_are_there() ->
             registry.set_ready("b", True)
             await until(lambda: asked(two, "/prometheus/metrics") > 1)
             assert asked(one) == before
+
+
+def scrape(prompt_tokens: int) -> list[object]:
+    body = b'vllm:prompt_tokens_total{engine="0"} %d.0\n' % prompt_tokens
+    return [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body), CLOSE]
+
+
+async def test_what_was_believed_of_an_engine_that_was_restarted_unseen_is_dropped() -> None:
+    router, keys = Router(Tuning(hold_s=None), random.Random(1)), tuple(range(1, 41))
+
+    def expected(registry: Registry) -> int:
+        """Tokens of a prompt that was sent there before."""
+        found = router.choose(Query("r", keys, 41 * 128, patient=False), registry.view("m"), 0.0).cached_tokens
+        router.cancelled("r", 0.0)
+        return found
+
+    async with FakeVllm().running() as engine:
+        assert isinstance(engine, ConformingEngine)
+        engine.answers["/metrics"] = scrape(9000)
+        async with asking(member("a", engine.url)) as registry:
+            await until(lambda: load_of(registry) == EngineLoad(prompt_tokens=9000))
+            expected(registry)
+            router.choose(Query("1", keys, 41 * 128, patient=False), registry.view("m"), 0.0)
+            router.first_token("1", 0.1)
+            router.finished("1", 0.2, 10)
+            assert expected(registry) == 40 * 128
+            engine.answers["/metrics"] = scrape(70)
+            with capture_logs() as logs:
+                await until(lambda: registry.standing("a").restarts == 1)
+            assert expected(registry) == 0
+            assert registry.is_ready("a")
+            assert [each["event"] for each in logs] == ["the engine was restarted: what was believed of its cache is dropped"]
+            engine.answers["/metrics"] = scrape(80)
+            await until(lambda: load_of(registry) == EngineLoad(prompt_tokens=80))
+            assert registry.standing("a").restarts == 1
 
 
 BROKEN = {

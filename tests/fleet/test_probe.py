@@ -317,6 +317,19 @@ def whys(logs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None]]:
     return [(each["event"], each.get("problem")) for each in logs if each["log_level"] != "debug"]
 
 
+async def test_one_that_was_restarted_unseen_is_compared_at_once() -> None:
+    async with ScriptedEngine().running() as engine, probing(engine.url, parity=PARITY) as registry:
+        await until(lambda: registry.is_ready("e0"))
+        await until(lambda: paths(engine).count("/health") > 5)
+        assert paths(engine).count("/tokenize") == 1
+        registry.restarted("e0", 0, "a sign")
+        await until(lambda: paths(engine).count("/tokenize") == 2)
+        assert registry.is_ready("e0")
+        engine.answers["/tokenize"] = ANOTHER
+        registry.restarted("e0", 1, "a sign")
+        await until(lambda: registry.problem("e0") == "tokenizer_mismatch")
+
+
 async def test_an_engine_with_another_tokenizer_stays_out_until_it_has_the_right_one() -> None:
     async with ScriptedEngine().running() as engine:
         engine.answers["/tokenize"] = ANOTHER

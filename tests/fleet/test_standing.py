@@ -3,11 +3,14 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from support.wiring import fleet
 from yarl import URL
 
+from engines.base import EngineInfo, EngineLoad
 from gateway.errors import (
     AnswerRefused,
     BadRequest,
@@ -178,6 +181,10 @@ def unhealthy(registry: Registry) -> None:
     registry.set_ready("a", False, "unhealthy")
 
 
+def well(registry: Registry) -> None:
+    registry.set_ready("a", True)
+
+
 def mismatched(registry: Registry) -> None:
     registry.set_ready("a", False, "tokenizer_mismatch")
 
@@ -215,6 +222,65 @@ def test_restarts_are_counted_on_where_an_engine_moves() -> None:
     assert registry.standing("a").restarts == 1
     registry.set_ready("a", True)
     assert registry.standing("a").restarts == 1, "it is asked for the first time"
+
+
+def test_one_that_comes_for_the_first_time_was_not_restarted() -> None:
+    registry = Registry(fleet("a").members.values())
+    unreachable(registry)
+    registry.set_ready("a", True)
+    assert (registry.standing("a").restarts, registry.life("a")) == (0, 0)
+
+
+def said(**info: Any) -> Callable[[Registry], None]:
+    def step(registry: Registry) -> None:
+        registry.set_info("a", EngineInfo(**info))
+
+    return step
+
+
+def counted(tokens: int | None, started_s: float | None = None) -> Callable[[Registry], None]:
+    return lambda registry: registry.set_load("a", EngineLoad(prompt_tokens=tokens, started_s=started_s))
+
+
+NOTHING_SAID = said()
+
+
+@pytest.mark.parametrize(
+    ("steps", "restarts"),
+    [
+        ([said(version="1"), said(version="2")], 1),
+        ([said(version="1"), said(version="2"), said(version="2")], 1),
+        ([said(version="1", model="x"), said(version="1", model="y"), said(version="1", model="x")], 2),
+        ([said(version="1", slots=2), NOTHING_SAID, said(version="1", slots=2)], 0),  # it was not understood once
+        ([said(version="1"), NOTHING_SAID, said(version="2")], 1),
+        ([said(version="1"), said(version="1", kv_tokens=100), said(version="1"), said(version="1", kv_tokens=90)], 1),
+        ([counted(5), counted(5), counted(9)], 0),
+        ([counted(9), counted(None), counted(5), counted(6)], 1),
+        ([counted(9), counted(0), counted(0)], 1),
+        ([counted(9, 1000.0), counted(9, 1000.4), counted(9, 2000.0), counted(9, 2000.0)], 1),
+        ([counted(9, 2000.0), counted(5, 1000.0), counted(9, 2000.0)], 0),  # two answer at its address
+        ([counted(9, 1000.0), counted(5, 2000.0), counted(9, 1000.0), counted(5, 2000.0)], 1),
+        ([counted(9), said(version="1"), said(version="2"), counted(5)], 1),  # known by one sign, it is not counted by another
+        ([counted(9), unreachable, well, counted(5)], 1),
+        ([said(version="1"), unreachable, said(version="2"), well], 1),
+        ([said(version="1"), lost, said(version="2"), well], 1),
+    ],
+)
+def test_an_engine_is_known_again_by_what_it_says_of_itself(steps: list[Callable[[Registry], None]], restarts: int) -> None:
+    registry, _ = made("a")
+    for step in steps:
+        step(registry)
+    assert (registry.standing("a").restarts, seen(registry).life) == (restarts, restarts)
+
+
+def test_one_that_was_restarted_while_it_serves_gets_its_part() -> None:
+    registry, _ = made("a")
+    with capture_logs() as logs:
+        registry.restarted("a", 0, "a sign")
+        registry.restarted("a", 0, "another sign of that")
+        registry.restarted("gone", 0, "x")
+    assert (seen(registry).life, seen(registry).share, registry.life("gone")) == (1, 1.0, 0)
+    assert [(each["log_level"], each["engine"], each["sign"]) for each in logs] == [("warning", "a", "a sign")]
 
 
 def test_at_first_nothing_is_cold() -> None:
