@@ -4,10 +4,10 @@ import asyncio
 import random
 import string
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 from support.events import DONE
 from support.gateway import Served, scripted, tiny_model
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.collector import Collector
 from support.events import DONE

@@ -3,13 +3,13 @@
 import asyncio
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, get_args
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.events import DONE
 from support.gateway import IN_FLIGHT, Served, sample, scripted, serving, settings_for
 from support.scripted_engine import CLOSE, HANG, HEAD, RESET, ScriptedEngine, Step, completion, event, llama_end, llama_token
