@@ -140,6 +140,23 @@ def _right() -> list[Panel]:
             unit="short",
         ),
         states(
+            "Engines that tell of their caches",
+            "Whether the router goes by what an engine tells of its cache (live) or by what was sent there. An engine that "
+            "falls back to what was sent stopped telling, or too much of it was missed. No line: none is set to tell.",
+            Query(f"min by (model, engine) (interlock_engine_kv_events_live{{{PAIR}}})", "{{model}} {{engine}}"),
+            {"0": ("by what was sent", "orange"), "1": ("live", "green")},
+            width=12,
+        ),
+        lines(
+            "Events of caches",
+            "What engines told of their caches in a second, by kind, and how often something of it was missed.",
+            "ops",
+            [
+                Query(f"sum by (kind) (rate(interlock_kv_events_total{{{PAIR}}}{EVERY}))", "{{kind}}"),
+                Query(f"sum(rate(interlock_kv_event_gaps_total{{{PAIR}}}{EVERY}))", "missed"),
+            ],
+        ),
+        states(
             "Drift",
             "Whether an engine has much less in its cache than the router believes: another chat template or tokenizer, a "
             "cache that is off or smaller, a restart, other clients.",

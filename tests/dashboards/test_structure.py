@@ -14,7 +14,7 @@ from dashboards.__main__ import made, main
 BOARDS = boards()
 NAMES = ["capture", "engines", "formats", "latency", "overview", "routing"]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-KNOWN_UNITS = re.compile(r"percentunit|s|reqps|short|none|watt|celsius|si:tok/s")
+KNOWN_UNITS = re.compile(r"percentunit|s|reqps|ops|short|none|watt|celsius|si:tok/s")
 each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS.keys())
 
 
