@@ -5,24 +5,36 @@ from math import frexp, isinf
 
 _BINS = 24  # doubling, from 1/16 s on
 _DECAY = 0.9995
+_MOST_WEIGHT = 1e100
 
 
 class ReuseGaps:
-    """A histogram of gaps that forgets. It begins with one of each: nothing is known."""
+    """A histogram of gaps that forgets. It begins with one of each: nothing is known.
+
+    Nothing fades: what comes counts more than what came before. The shares are made when one is asked for, which is seldom.
+    """
 
     def __init__(self) -> None:
         self._bins = [1.0] * _BINS
-        self._later = self._shares()
+        self._weight = 1.0
+        self._later: list[float] | None = None
 
     def seen(self, gap_s: float) -> None:
         """A prefix was used again after so long."""
-        bins = self._bins = [each * _DECAY for each in self._bins]
-        bins[_bin(gap_s)] += 1.0
-        self._later = self._shares()
+        self._weight /= _DECAY
+        self._bins[_bin(gap_s)] += self._weight
+        self._later = None
+        if self._weight > _MOST_WEIGHT:
+            self._bins = [each / self._weight for each in self._bins]
+            self._weight = 1.0
 
     def chance_after(self, age_s: float) -> float:
         """Of what was used again at all, the share that was after so long or longer; 0 where none was used."""
-        return 0.0 if isinf(age_s) else self._later[_bin(age_s)]
+        if isinf(age_s):
+            return 0.0
+        if self._later is None:
+            self._later = self._shares()
+        return self._later[_bin(age_s)]
 
     def _shares(self) -> list[float]:
         """Of each bin, the share of what is in it and in later ones."""

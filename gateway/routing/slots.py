@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
 _SIMILAR = 0.1  # of a prompt: a slot with no more in common is not preferred
 _KEEPS = 0.5  # of a slot's sequence: what keeps less is saved before
@@ -113,11 +114,12 @@ class Slots:
         free = self._free()
         if not free:
             return None
-        slot = max(free, key=lambda each: _alike(each.keys, keys))
+        like = [slot for slot in free if slot.keys[:1] == keys[:1]] or free[:1]  # others share nothing with it
+        slot = max(like, key=lambda each: _alike(each.keys, keys))
         found = _alike(slot.keys, keys)
         similar = found > _SIMILAR * len(keys)
         if not similar:
-            slot = min(free, key=lambda each: each.left)
+            slot = min(free, key=attrgetter("left"))
             found = _alike(slot.keys, keys)
         if similar and found >= _KEEPS * len(slot.keys):
             return _Place(slot, found, saves=False)
