@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import settings
@@ -151,12 +151,17 @@ async def test_passes_at_once_while_an_engine_is_ready() -> None:
 
 
 async def test_waits_for_engines_that_were_never_asked_and_says_how_long() -> None:
-    registry = fleet("a")
-    waiting = asyncio.create_task(waited(gate(registry)))
+    registry, loop = fleet("a"), asyncio.get_running_loop()
+    before_s = loop.time()
+    waiting = asyncio.create_task(waited(gate(registry, queue_wait_s=60)))
+    await turns()
+    waits_s = loop.time()
     await asyncio.sleep(0.03)
     assert not waiting.done()
+    ready_s = loop.time()
     registry.set_ready("a", True)
-    assert 0.02 < await waiting < 2
+    told_s = await waiting
+    assert ready_s - waits_s <= told_s <= loop.time() - before_s
 
 
 async def test_a_change_right_after_the_wait_began_is_not_missed() -> None:
@@ -164,7 +169,7 @@ async def test_a_change_right_after_the_wait_began_is_not_missed() -> None:
     waiting = asyncio.create_task(waited(gate(registry)))
     await asyncio.sleep(0)
     registry.set_ready("a", True)
-    assert await waiting < 2
+    await waiting  # else it would be refused
 
 
 async def test_an_engine_that_traffic_lost_is_waited_for_until_it_was_asked() -> None:
@@ -217,7 +222,7 @@ async def test_the_wait_for_an_engine_that_is_down_is_bounded_by_its_setting() -
     back = asyncio.create_task(waited(gate(registry, down_wait_s=5)))
     await turns()
     registry.set_ready("a", True)
-    assert await back < 2
+    await back  # else it would be refused
 
 
 async def test_where_one_came_back_and_is_full_the_whole_wait_counts_again() -> None:
@@ -256,20 +261,21 @@ async def test_nothing_waits_beyond_its_own_deadline() -> None:
 
 
 async def test_resting_engines_are_told_of_and_a_rest_that_is_over_lets_in() -> None:
-    desk = limited(None, "a", "b")
+    desk, loop = limited(None, "a", "b"), asyncio.get_running_loop()
+    before_s = loop.time()
     for name, rest_s in (("a", 20.0), ("b", 7.0)):
         desk.registry.visit(name).failed(refused(rest_s))
     with pytest.raises(Rejected) as caught:
         await waited(desk.admission)
     assert caught.value.reason == "engines_busy"
-    assert 6 < (caught.value.retry_after_s or 0) <= 7
-    desk = limited(1, "a", "b")
+    assert 7 - (loop.time() - before_s) <= (caught.value.retry_after_s or 0) <= 7
+    desk = limited(1, "a", "b", wait_s=60)
     await desk.ask("1")
-    desk.registry.visit("b").failed(refused(0.1))
+    desk.registry.visit("b").failed(refused(0.3))
     waiting = asyncio.create_task(waited(desk.admission))
     await turns()
     assert not waiting.done()  # `a` is full
-    assert 0.05 < await waiting < 2
+    await waiting  # nothing else ends it
     await desk.close()
 
 
@@ -427,15 +433,19 @@ async def test_a_full_queue_sends_away_and_a_leaver_makes_room() -> None:
 
 async def test_the_time_to_come_back_grows_with_the_queue() -> None:
     desk = limited(1, requests=20)
+    loop = asyncio.get_running_loop()
+    ends_s = [loop.time()]
     for number in range(21):
         await desk.ask(str(number))
     for number in range(3):
         await asyncio.sleep(0.2)
         await desk.end(str(number))
+        ends_s.append(loop.time())
         await desk.ask(f"more {number}")
     with pytest.raises(Rejected) as caught:
         desk.admission.check(Place("m"))
-    assert 2.0 < (caught.value.retry_after_s or 0) < 20.0  # 21 times some 0.2 s
+    longest_s = max(end - before for before, end in pairwise([*ends_s, loop.time()]))
+    assert 21 * 0.19 < (caught.value.retry_after_s or 0) <= min(21 * longest_s, 30)  # it is one of 21 that wait
     await desk.close()
 
 
@@ -587,7 +597,7 @@ async def test_what_happens_to_another_model_moves_nobody() -> None:
 async def test_one_that_is_held_goes_on_when_it_has_waited_long_enough() -> None:
     holds, where = Holds(wait_s=0.1), Picky()
     assert await (await holds.ask(where)) is None, "it was refused"
-    assert 0.1 <= holds.told_s[0] < 5
+    assert holds.told_s[0] >= 0.1
     await settled(holds.desk)
 
 

@@ -45,11 +45,13 @@ def simulated_waits(trace: Trace, expected: list[float]) -> list[float]:
     return waits
 
 
+@pytest.mark.timeout(600)  # 200,000 requests: seconds, where nothing else runs
 def test_equal_services_wait_as_m_d_1_says() -> None:
     trace, lindley = queue([10_000] * 200_000, 0.8, seed=1)
     assert fmean(simulated_waits(trace, lindley)) == pytest.approx(0.8 / (2 * (1 - 0.8)), rel=0.03)
 
 
+@pytest.mark.timeout(600)
 def test_exponential_services_wait_as_m_m_1_says() -> None:
     rng = random.Random(3)
     trace, lindley = queue([max(1, round(rng.expovariate(1e-4))) for _ in range(200_000)], 0.8, seed=2)
