@@ -91,24 +91,34 @@ def test_those_that_go_are_not_counted_and_may_go_though_they_were_passed_over()
 def test_an_engine_is_claimed_by_one_that_has_waited_for_it_long_enough() -> None:
     queue = held("a", "a", "b", work_s=0.3)
     look = Look(queue, "m")
-    asked(queue, look, now_s=0.3 / AGEING - 0.01)
-    assert look.claimed == queue.claimed(PLACE, 0.3 / AGEING - 0.01) == set()
-    asked(queue, look, now_s=0.3 / AGEING)
-    assert look.claimed == queue.claimed(PLACE, 0.3 / AGEING) == {"a", "b"}
+    early_s, late_s = 0.3 / AGEING - 0.01, 0.3 / AGEING
+    assert [claimed for _, claimed in claims(queue, look, early_s)] == [set()] * 3
+    assert queue.claimed(PLACE, early_s) == set()
+    assert claims(queue, look, late_s) == [(0, set()), (2, {"a"}), (1, {"a"})]
+    assert queue.claimed(PLACE, late_s) == {"a", "b"}
     for one in (0, 1):
         queue.rework(one, 0.0, "c")
     assert queue.claimed(PLACE, 0.0) == {"c"}
 
 
-def test_one_that_is_passed_over_claims_its_engine_too() -> None:
-    queue = held("a", work_s=0.1)
-    queue.push(1, Place("m", "other"), work_s=0.2, awaits="a", now_s=-5.0)
-    look = Look(queue, "m")
-    order = []
-    for one in look.over(8, 0.0):
-        order.append((one, set(look.claimed)))
-        look.missed(one, 0.0)
-    assert order == [(0, set()), (1, {"a"})]
+def claims(queue: FairQueue[int], look: Look[int], now_s: float) -> list[tuple[int, set[str]]]:
+    """Those that are asked, where none has a place, each with the engines that are not for it."""
+    found = list[tuple[int, set[str]]]()
+    for one in look.over(8, now_s):
+        found.append((one, look.claimed))
+        look.missed(one, now_s)
+    return found
+
+
+def test_one_that_is_passed_over_claims_its_engine_from_those_behind_it() -> None:
+    """And not from itself, nor from one before it that is asked later."""
+    queue = FairQueue[int]()
+    for number, (tenant, awaits, since_s) in enumerate(
+        [("w", "a", 0.0), ("x", "a", 0.0), ("y", "a", -5.0), ("z", "b", 0.0), ("z", "a", 0.0)]
+    ):
+        queue.push(number, Place("m", tenant), work_s=0.2, awaits=awaits, now_s=since_s)
+    expected = [(0, set[str]()), (3, {"a"}), (1, set()), (2, set()), (4, {"a"})]
+    assert claims(queue, Look(queue, "m"), 0.0) == expected
 
 
 def test_who_has_a_higher_priority_goes_before_a_claim() -> None:
