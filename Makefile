@@ -34,7 +34,7 @@ test-vllm: .venv/.dev  ## the gateway before the real vLLM on this machine's CPU
 	scripts/vllm
 	$(BIN)/python -m pytest -m vllm tests/vllm tests/contracts
 
-test-faults: .venv/.dev  ## every fault of engines, lines and clients on real sockets, by row and 10,000 at random: some fifteen minutes
+test-faults: .venv/.dev  ## every fault of engines, lines and clients on real sockets, by row and 10,000 at random: some twenty minutes
 	$(BIN)/python -m pytest -m faults tests/faults
 
 soak: .venv/.dev  ## half of the load that this machine can take, with 5 % faults, for SOAK_S seconds (1200): memory, success, leaks

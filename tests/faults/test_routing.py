@@ -117,7 +117,7 @@ async def test_a_thousand_clients_that_leave_at_any_point_leave_nothing(no_leaks
 # ---- where requests go ----------------------------------------------------------------------------------------------------
 
 SYSTEM = "You answer in one short line and name no one. " * 12
-OWN_TOKENS = 67  # of one of the requests that begin with it, its last block of the system prompt's too
+OWN_TOKENS = 60  # of one of the requests that begin with it
 OWN_S = 0.08  # for these, which an engine takes
 
 
@@ -178,7 +178,9 @@ async def test_requests_with_one_system_prompt_spread_over_eight_engines(no_leak
     one engine does, which has the prompt already."""
     async with routed(no_leaks, "vllm", 8, {"slots": 1, "prefill_us": OWN_S / OWN_TOKENS * 1e6}) as place:
         counts = await drizzle(place, count, load * 8 / OWN_S)
-        assert max(counts.values()) / (count / 8) <= 1.2, counts
+        most = max(counts.values()) / (count / 8)
+        print(f"{count} requests at {load:.0%} of what eight engines do: the most of an engine is {most:.3f} of the mean")
+        assert most <= 1.2, counts
         made = sum(len(seen.prompt) - seen.cached for seen in place.seen)
         assert made / count == pytest.approx(OWN_TOKENS, rel=0.05), "the load was another"
 
