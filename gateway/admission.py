@@ -39,6 +39,8 @@ _AFTER_REST_S = 0.001
 class Admission:
     """The gate in front of one registry, and an observer of what its requests do, behind `registry.running`."""
 
+    hears = (Prefilled, CacheTold, AttemptFailed, AttemptServed, Finished)
+
     def __init__(self, registry: Registry, rules: QueueRules, watchdog: Watchdog) -> None:
         self._registry = registry
         self._rules = rules
@@ -133,7 +135,7 @@ class Admission:
 
     def __call__(self, event: Event) -> None:
         """Whenever an engine may have room, the next in line has it, but for one that goes on in the same step."""
-        if isinstance(event, Prefilled | CacheTold | AttemptFailed | AttemptServed | Finished):
+        if isinstance(event, self.hears):
             self._soon(event.model)
 
     # Who may pass

@@ -9,6 +9,8 @@ from gateway.events import Event, Finished
 class AccessLog:
     """An observer. `write` redacts and writes one record; `wall_clock_s` gives Unix time."""
 
+    hears = (Finished,)
+
     def __init__(self, write: Callable[[Mapping[str, object]], None], wall_clock_s: Callable[[], float]) -> None:
         self._write = write
         self._wall_clock_s = wall_clock_s

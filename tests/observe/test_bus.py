@@ -5,7 +5,7 @@ from timeit import repeat
 
 from structlog.testing import capture_logs
 
-from gateway.events import Event, Received
+from gateway.events import AttemptServed, ClientGone, Event, Received
 from gateway.observe.bus import Bus, Observer
 
 EVENT = Received("r1", "openai_chat", 1.0)
@@ -25,6 +25,25 @@ def test_each_observer_gets_each_event_in_order() -> None:
     observers: Sequence[Observer] = [lambda event: seen.append(("a", event)), lambda event: seen.append(("b", event))]
     Bus(observers).emit(EVENT)
     assert seen == [("a", EVENT), ("b", EVENT)]
+
+
+class OfAttempts:
+    hears = (AttemptServed, ClientGone)
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.heard.append(event)
+
+
+def test_an_observer_gets_the_kinds_of_events_alone_that_it_hears() -> None:
+    some, every = OfAttempts(), list[Event]()
+    bus = Bus([some, every.append])
+    events: list[Event] = [EVENT, AttemptServed("r1", 1, "e", "m"), ClientGone("r1", 2, "e")]
+    for event in events:
+        bus.emit(event)
+    assert (some.heard, every) == (events[1:], events)
 
 
 def test_a_failing_observer_harms_no_other_and_is_logged_once_and_counted() -> None:
