@@ -35,7 +35,7 @@ _QUEUE = 16  # messages of one engine that wait for the thread
 _REPLAY_QUEUE = 1000
 _MOST_WAITING = 1 << 28  # bytes of a replay
 _MESSAGE_BYTES = 256  # what one takes beside its own
-_DRAIN = 64  # messages that are read before what they say is handed over
+_DRAIN, _DRAIN_BYTES = 64, 1 << 20  # that are read before what they say is handed over
 _TRIES = 4
 _MOST_REPLAYED = 1 << 20  # messages of one replay: engines keep fewer
 _REPLAY_MS, _IDLE_MS = 5_000, 20
@@ -184,6 +184,7 @@ class Subscription:
         follow.connect(self._live)
 
     def _read(self, follow: "zmq.Socket[bytes]") -> None:
+        size = 0
         for _ in range(_DRAIN):
             try:
                 frames = follow.recv_multipart(zmq.NOBLOCK)
@@ -192,6 +193,9 @@ class Subscription:
             self._broken_s.clear()
             if (found := _numbered(frames)) is not None:
                 self._take(*found)
+            size += sum(map(len, frames))
+            if size > _DRAIN_BYTES:
+                return
 
     def _take(self, number: int, payload: bytes) -> None:
         mirror = self._mirror

@@ -31,7 +31,7 @@ class Rows:
     def add(self, own: KvHash, parent: int, ids: bytes) -> int:
         """A new row, which is not held yet."""
         if len(ids) > self.stride:
-            self._widen(len(ids))
+            self._widen(self.room(len(ids)))
         end = len(ids) // ID_BYTES + (self.ends[parent] if parent != NO_ROW else 0)
         row = self.free.pop() if self.free else self._grown()
         self.parent[row], self.child[row], self.left[row], self.right[row] = parent, NO_ROW, NO_ROW, NO_ROW
@@ -44,6 +44,10 @@ class Rows:
                 self.left[first] = row
             self.child[parent] = row
         return row
+
+    def room(self, size: int) -> int:
+        """The stride with room for so many bytes: twice as much as before at the least, as all rows move then."""
+        return max(size, 2 * self.stride) if size > self.stride else self.stride
 
     def drop(self, row: int) -> None:
         """A row that no other goes on from."""

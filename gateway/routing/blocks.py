@@ -5,7 +5,8 @@ or larger, and need not divide it: the block in which a chunk ends decides. What
 hash is only compared.
 
 A block costs a row in a few columns, its token ids and an entry by hash. One that left while others go on from it stays as a row
-that is not held, since those are matched again once it is stored again.
+that is not held, since those are matched again once it is stored again. What that changes is seen at the end of each batch, once:
+a block that comes and goes and comes again costs no more, however much goes on from it.
 """
 
 from collections import OrderedDict
@@ -22,7 +23,7 @@ Problem = Literal["unfit", "overfull"]
 
 _REACHED, _FOREIGN = 1, 2
 _TIERS = 8
-_BREATH, _KEY_BREATH = 32, 4096  # blocks, and keys that are told
+_BREATH, _KEY_BREATH = 32, 4096  # blocks that are stored, and others, and keys that are told
 _MOST_BYTES = 1 << 28  # of token ids
 
 
@@ -115,6 +116,7 @@ class Blocks:
                     self.clear()
                 case _:
                     pass
+        self._move()
         if self.problem is not None:
             self._forget()
             return KeyChanges(cleared=True)
@@ -136,6 +138,7 @@ class Blocks:
         self._waiting: dict[KvHash, list[KvHash]] = {}
         self._before: dict[int, int] = {}  # each held key, and the one before it
         self._often: dict[int, int] = {}  # held keys whose chunk ends in more than one held block
+        self._moved: dict[int, None] = {}  # rows that may have come or gone since that was seen
         self._new: dict[int, None] = {}
         self._gone: dict[int, None] = {}
 
@@ -148,7 +151,9 @@ class Blocks:
         return event.adapter == self._adapter if event.adapter is not None else not self._adapted
 
     def _bit(self, tier: str) -> int:
-        return self._tier_bits.setdefault(tier, 1 << min(len(self._tier_bits), _TIERS - 1))
+        if tier not in self._tier_bits and len(self._tier_bits) < _TIERS - 1:
+            self._tier_bits[tier] = 1 << len(self._tier_bits)
+        return self._tier_bits.get(tier, 1 << _TIERS - 1)  # all others are one
 
     def _store(self, event: Stored) -> None:
         bit, parent = self._bit(event.tier), event.parent
@@ -229,7 +234,12 @@ class Blocks:
     def _row(self, own: KvHash, parent: int, ids: bytes, foreign: bool) -> int:
         """A new row with the keys whose chunks end in it; none where there is no room."""
         rows = self._rows
-        if len(self._by_hash) >= self._most_blocks or (len(rows.keys) + 1) * max(rows.stride, len(ids)) > _MOST_BYTES:
+        if len(self._by_hash) >= self._most_blocks:
+            self._move()  # some may have left, but not that which it goes on from
+            if parent != NO_ROW and self._by_hash.get(rows.hashes[parent]) != parent:
+                self.problem = "overfull"
+                return NO_ROW
+        if len(self._by_hash) >= self._most_blocks or (len(rows.keys) + 1) * rows.room(len(ids)) > _MOST_BYTES:
             self.problem = "overfull"
             return NO_ROW
         if own in self._orphans:  # it was stored before with a parent that never came
@@ -258,19 +268,36 @@ class Blocks:
         return self._root, b"".join(reversed(parts))
 
     def _hold(self, row: int, tiers: int) -> None:
-        rows = self._rows
-        held = rows.tiers[row]
-        rows.tiers[row] = held | tiers
-        if held == 0:
+        self._rows.tiers[row] |= tiers
+        self._moved[row] = None
+
+    def _move(self) -> None:
+        """Sees what came and what is gone: what is gone first, so that each block changes once at the most."""
+        rows, moved = self._rows, self._moved
+        for row in moved:
+            if not rows.tiers[row] and rows.flags[row] & _REACHED:
+                self._unreach(row)
+        for row in moved:
             parent = rows.parent[row]
-            if parent == NO_ROW or rows.flags[parent] & _REACHED:
+            known = parent == NO_ROW or rows.flags[parent] & _REACHED
+            if known and rows.tiers[row] and not rows.flags[row] & _REACHED:
                 self._reach(row)
+        for row in moved:
+            left = row if self._by_hash.get(rows.hashes[row]) == row else NO_ROW
+            while left != NO_ROW and not rows.tiers[left] and rows.child[left] == NO_ROW:
+                parent = rows.parent[left]
+                del self._by_hash[rows.hashes[left]]
+                rows.drop(left)
+                left = parent
+        moved.clear()
 
     def _reach(self, row: int) -> None:
         """All up to it is held: so is what goes on from it."""
-        rows, found = self._rows, [row]
+        rows, found, count = self._rows, [row], 0
         while found:
-            each = found.pop()
+            each, count = found.pop(), count + 1
+            if count % _KEY_BREATH == 0:
+                self._breathe()
             rows.flags[each] |= _REACHED
             before = None
             for key in self._keys_of(each):
@@ -287,9 +314,11 @@ class Blocks:
 
     def _unreach(self, row: int) -> None:
         """It is not held: what goes on from it is no longer matched."""
-        rows, found = self._rows, [row]
+        rows, found, count = self._rows, [row], 0
         while found:
-            each = found.pop()
+            each, count = found.pop(), count + 1
+            if count % _KEY_BREATH == 0:
+                self._breathe()
             rows.flags[each] &= ~_REACHED
             for key in self._keys_of(each):
                 often = self._often.pop(key, 1) - 1
@@ -314,17 +343,8 @@ class Blocks:
             if not orphan.tiers:
                 self._lose(own)
             return
-        rows = self._rows
-        held = rows.tiers[row]
-        rows.tiers[row] = left = held & ~tiers & 0xFF
-        if held and not left:
-            if rows.flags[row] & _REACHED:
-                self._unreach(row)
-            while row != NO_ROW and not rows.tiers[row] and rows.child[row] == NO_ROW:
-                parent = rows.parent[row]
-                del self._by_hash[rows.hashes[row]]
-                rows.drop(row)
-                row = parent
+        self._rows.tiers[row] &= ~tiers & 0xFF
+        self._moved[row] = None
 
     def _keys_of(self, row: int) -> Keys:
         found = self._rows.keys[row]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gateway.routing.block_rows import Rows
 from gateway.routing.blocks import Blocks, KeyChanges, Run
 from gateway.routing.chain import packed, token_chain
 from gateway.wire.kv import Cleared, Removed, Stored
@@ -261,9 +262,15 @@ class Engine(RuleBasedStateMachine):
         self.blocks = Blocks(ROOT, chunk)
         self.present: dict[tuple[int, ...], set[str]] = {}
         self.seen: set[int] = set()
+        self.batch: list[Stored | Removed | Cleared] = []
 
-    def tell(self, *events: Stored | Removed | Cleared) -> None:
-        changes = self.blocks.apply(events)
+    def tell(self, *events: Stored | Removed | Cleared, more: bool = False) -> None:
+        """`more`: in one batch with the next."""
+        self.batch += events
+        if more:
+            return
+        changes = self.blocks.apply(self.batch)
+        self.batch.clear()
         if changes.cleared:
             self.seen = set()
         assert self.seen >= set(changes.removed)
@@ -277,19 +284,20 @@ class Engine(RuleBasedStateMachine):
         ids=st.lists(st.integers(0, 1), min_size=9, max_size=30),
         first=st.integers(0, 6),
         tier=st.sampled_from(("GPU", "CPU")),
+        more=st.booleans(),
     )
-    def store(self, ids: list[int], first: int, tier: str) -> None:
+    def store(self, ids: list[int], first: int, tier: str, more: bool) -> None:
         count = len(ids) // self.size
         first = min(first, count - 1)
-        self.tell(stored(ids[: count * self.size], self.size, first, tier))
+        self.tell(stored(ids[: count * self.size], self.size, first, tier), more=more)
         for index in range(first, count):
             self.present.setdefault(tuple(ids[: (index + 1) * self.size]), set()).add(tier)
 
-    @rule(data=st.data(), tier=st.sampled_from(("GPU", "CPU", None)))
-    def remove(self, data: st.DataObject, tier: str | None) -> None:
+    @rule(data=st.data(), tier=st.sampled_from(("GPU", "CPU", None)), more=st.booleans())
+    def remove(self, data: st.DataObject, tier: str | None, more: bool) -> None:
         if self.present:
             gone = data.draw(st.lists(st.sampled_from(sorted(self.present)), min_size=1, max_size=4, unique=True))
-            self.tell(Removed(tuple(name(each) for each in gone), tier))
+            self.tell(Removed(tuple(name(each) for each in gone), tier), more=more)
             for each in gone:
                 self.present[each] -= {tier} if tier else {"GPU", "CPU"}
                 if not self.present[each]:
@@ -302,7 +310,7 @@ class Engine(RuleBasedStateMachine):
 
     @invariant()
     def as_the_naive_model(self) -> None:
-        if not hasattr(self, "blocks"):
+        if not hasattr(self, "blocks") or self.batch:
             return
         keys: set[int] = set()
         for each in self.present:
@@ -314,6 +322,62 @@ class Engine(RuleBasedStateMachine):
 
 
 TestEngine = Engine.TestCase
+
+
+def test_a_block_that_comes_and_goes_costs_what_goes_on_from_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, breaths = list(range(4 * 50)), list[int]()
+    blocks = Blocks(ROOT, 4, breathe=lambda: breaths.append(1))
+    blocks.apply([stored(ids, 4)])
+    monkeypatch.setattr("gateway.routing.blocks._KEY_BREATH", 1)  # for each block that is looked at, and key that is told
+    breaths.clear()
+    again: list[Removed | Stored] = [Removed((name(ids[:4]),)), stored(ids[:4], 4)]
+    assert blocks.apply(again * 100) == KeyChanges()
+    assert len(breaths) == 0
+    assert len(blocks.apply([*again * 100, again[0]]).removed) == 50
+    assert len(breaths) == 50
+
+
+def test_a_full_cache_that_lets_go_of_as_much_as_comes_has_room() -> None:
+    blocks = Blocks(ROOT, 4, most_blocks=2)
+    for start in range(0, 80, 8):
+        ids = list(range(start, start + 8))
+        gone = Removed((name(ids[:4]), name(ids)))
+        assert blocks.apply([stored(ids, 4), gone, stored([*ids[4:], *ids[:4]], 4)]).stored == rooted([*ids[4:], *ids[:4]])
+        assert (blocks.problem, len(blocks)) == (None, 2)
+        blocks.apply([Removed((name(ids[4:]), name([*ids[4:], *ids[:4]])))])
+
+
+def test_a_block_that_goes_on_from_one_that_had_to_leave_for_it_does_not_fit() -> None:
+    blocks = Blocks(ROOT, 4, most_blocks=2)
+    blocks.apply([stored([1] * 4, 4), stored([2] * 4, 4)])
+    blocks.apply([Removed((name([1] * 4),)), stored([1] * 8, 4, 1)])
+    assert (blocks.problem, len(blocks)) == ("overfull", 0)
+
+
+def test_tiers_beyond_some_are_one() -> None:
+    ids = list(range(4))
+    blocks = Blocks(ROOT, 4)
+    for number in range(300):
+        blocks.apply([stored(ids, 4, tier=f"disk {number}")])
+    assert len(blocks._tier_bits) < 8
+    for number in range(7):
+        assert blocks.apply([Removed((name(ids),), f"disk {number}")]) == KeyChanges()
+    assert blocks.apply([Removed((name(ids),), "disk 299")]).removed == chain(ids)
+
+
+def test_blocks_that_grow_move_the_others_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, widen = list[int](), Rows._widen
+
+    def counted(rows: Rows, stride: int) -> None:
+        moved.append(stride)
+        widen(rows, stride)
+
+    monkeypatch.setattr(Rows, "_widen", counted)
+    blocks = Blocks(ROOT, 4)
+    for size in range(1, 1000):
+        blocks.apply([stored([size] * size, size)])
+    assert moved == [4 << doubled for doubled in range(11)]
+    assert held(blocks) == {key for size in range(1, 1000) for key in chain([size] * size)}
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 9))
@@ -329,7 +393,7 @@ def test_much_at_once_lets_others_work() -> None:
     breaths: list[int] = []
     blocks = Blocks(ROOT, 4, breathe=lambda: breaths.append(blocks.keys))
     blocks.apply([stored(list(range(400)), 4)])
-    assert breaths == [32, 64, 96]
+    assert len(breaths) == 3
     blocks.apply([Cleared(), stored(list(range(4 * 10_000)), 4)])
     breaths.clear()
     blocks.held()
