@@ -46,11 +46,12 @@ lint: .venv/.dev docs-check  ## style, types and architecture
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
-bench: .venv/.dev .cache/sglang/.installed  ## the gateway's own cost beside a minimal proxy, that of parsing at 1k, 8k and 64k tokens beside SGLang's parsers, and its loop's lag under long prompts
+bench: .venv/.dev .cache/sglang/.installed  ## the gateway's own cost beside a minimal proxy, that of parsing at 1k, 8k and 64k tokens beside SGLang's parsers, its loop's lag under long prompts, and what metrics cost
 	PYTHONPATH=tests $(BIN)/python -m perf.bench $(BENCH)
 	PYTHONPATH=.cache/sglang:tests $(BIN)/python -m perf.bench_formats
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_prompt
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_loop
+	PYTHONPATH=tests $(BIN)/python -m perf.bench_metrics
 
 bench-routing: .venv/.dev  ## routing over recorded loads beside what other routers do, in two simulators; what a decision costs: ten to twenty minutes
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_routing

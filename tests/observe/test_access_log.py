@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +14,7 @@ from gateway.observe.access_log import AccessLog
 from gateway.observe.logs import record_writer
 from gateway.request import Usage
 
+DOCS = Path(__file__).parents[2] / "docs"
 CANARY = "planted-canary-42"
 LOGGED = replace(
     DONE,
@@ -90,6 +93,16 @@ def test_one_record_a_request_with_every_field(out: io.StringIO) -> None:
         "failures": {"invalid_json": 2},
         "notes": ["developer message given as system"],
     }
+
+
+def test_every_field_is_in_the_documents(out: io.StringIO) -> None:
+    AccessLog(record_writer(out), wall_clock_s=lambda: 0.0)(LOGGED)
+    fields = json.loads(out.getvalue()).keys() - {"event"}
+    section = (DOCS / "admin.md").read_text().partition("## The access log")[2].partition("\n## ")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    stages = {"render_s", "queue_s", "prefill_s", "decode_s", "client_stall_s"}
+    assert named | stages == fields
+    assert all(f"`{stage}`" in section for stage in stages)
 
 
 def test_a_hostile_record_is_still_one_bounded_line_without_secrets(out: io.StringIO) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from timeit import repeat
@@ -19,6 +20,7 @@ from support.wiring import fleet
 
 from gateway.events import AttemptFailed, AttemptStarted, CacheTold, NotRetried, Outcome, Prefilled
 from gateway.fleet.registry import Registry
+from gateway.observe import groups
 from gateway.observe.group import Served
 from gateway.observe.health import Health
 from gateway.observe.load import Load
@@ -97,6 +99,23 @@ LABELS = {
     "interlock_capture_dropped_total": {"reason"},
     "interlock_build_info": {"version", "python"},
 }
+EXTRA = """
+from gateway.events import Finished
+from gateway.observe.group import Group
+from gateway.observe.series import PAIR, Counter
+
+
+class Seen(Group):
+    def __init__(self, known):
+        self.seen = Counter("interlock_answers_seen_total", "Answers.", PAIR)
+        super().__init__("Seen", [self.seen], {Finished: lambda pair, event: self.seen.add(pair)})
+
+    def starts(self, served, engine):
+        yield self.seen, [(served.model, engine)]
+
+
+GROUP = Seen
+"""
 SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
 CHECKS: Mapping[str, Mapping[CheckName, bool]] = {"m": {"template": True, "stop": False}}
 EXPECTED = Forecast(100, 60, 0.2, Terms(prefill_s=0.2), unit_tokens=4.0)
@@ -299,6 +318,18 @@ def test_a_long_answer_costs_a_few_milliseconds() -> None:
     long = replace(DONE, inter_token_s=tuple(itertools.repeat((0.0123, 1), 10_000)))
     best_s = min(repeat(lambda: metrics(long), number=1, repeat=7))
     assert best_s < 0.02, f"{best_s * 1e3:.2f} ms"
+
+
+def test_a_new_metric_is_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "extra.py").write_text(EXTRA)
+    monkeypatch.setattr(groups, "__path__", [*groups.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{groups.__name__}.extra", raising=False)
+    metrics = made()
+    labels = {"model": "m", "engine": "a"}
+    assert value(metrics, "interlock_answers_seen_total", **labels) == 0
+    metrics(DONE)
+    assert value(metrics, "interlock_answers_seen_total", **labels) == 1
+    monkeypatch.delitem(sys.modules, f"{groups.__name__}.extra")
 
 
 def test_what_a_model_was_checked_for_is_shown_and_nothing_of_one_that_was_not() -> None:
