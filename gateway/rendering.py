@@ -34,7 +34,7 @@ async def prompt_for(model: Model, request: GenerateRequest, registry: Registry)
 
 def context_of(model: Model, registry: Registry) -> int | None:
     """The most tokens of a prompt and its answer together: the least that the model's files and its engines say."""
-    said = [engine.context_tokens for engine in registry.view(model.name).engines]
+    said = [registry.info(each.id).context_tokens for each in registry.members.values() if each.model == model.name]
     own = model.rendered.prompter.context_tokens if model.rendered is not None else None
     return min((context for context in (own, *said) if context is not None), default=None)
 

@@ -2,11 +2,13 @@
 
 Invariant: numbers, configured names and our own words only, never what a client or an engine said; and bounded, whatever is
 asked: so many requests, so many attempts of one, and so many engines of one attempt.
+
+What is made for each request is not frozen, which would cost three times as much; nobody changes it but this module.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from typing import Literal
@@ -35,7 +37,7 @@ _ENGINES_IN_ALL = 64  # of one request
 AttemptOutcome = Literal["running", "served", "failed", "client_gone"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Considered:
     """One engine as it was then, but for what it says of itself. Fields as in `EngineView`. `cost_s`: what the request would have
     cost there, as it was compared; None: it was not."""
@@ -52,7 +54,7 @@ class Considered:
     cost_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Expected:
     """What the router believed of an attempt. Fields as in `Forecast` and `Terms`."""
 
@@ -91,7 +93,7 @@ class AttemptStory:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Timings:
     """Seconds of a request that is over: of all of it, in the gateway's queue, to the first token, and for the client to read."""
 
@@ -208,18 +210,10 @@ class Explain:
             if attempt.outcome == "running":
                 attempt.outcome, attempt.lasted_s = "served", since_s - attempt.started_s
         timings = Timings(event.duration_s, event.queue_s, event.ttft_s, event.client_stall_s)
-        self._over[event.request_id] = replace(
-            story,
-            model=event.model,
-            outcome=event.outcome,
-            reason=event.reason,
-            status=event.status,
-            streamed=event.streamed,
-            finish_reason=event.finish_reason,
-            timings=timings,
-            retries=event.retries,
-            resumes=event.resumes,
-        )
+        story.model, story.outcome, story.reason, story.status = event.model, event.outcome, event.reason, event.status
+        story.streamed, story.finish_reason, story.timings = event.streamed, event.finish_reason, timings
+        story.retries, story.resumes = event.retries, event.resumes
+        self._over[event.request_id] = story
         if len(self._over) > self._kept:
             self._over.popitem(last=False)
 
