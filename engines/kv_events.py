@@ -69,18 +69,20 @@ class TrtllmEvents:
             rows = _listed(_JSON.decode(body))
         except (JsonError, RecursionError) as error:
             raise BadEvents(f"no JSON list: {error}") from None
-        batches: dict[int | None, list[KvBatch]] = {}
+        ranks: dict[int | None, list[list[tuple[int, Any]]]] = {}
         for row in rows:
             found = _mapping(row)
             rank, number = found.get("attention_dp_rank"), _number(found.get("event_id"))
-            runs = batches.setdefault(None if rank is None else _number(rank), [])
-            events, unknown = _read([found], self._events)
-            batch = KvBatch(events, rank, unknown, number, number)
-            if runs and runs[-1].last == number - 1:
-                before = runs.pop()
-                batch = KvBatch((*before.events, *events), rank, before.unknown + unknown, before.first, number)
-            runs.append(batch)
-        return [batch for runs in batches.values() for batch in runs]
+            runs = ranks.setdefault(None if rank is None else _number(rank), [])
+            if not runs or runs[-1][-1][0] != number - 1:
+                runs.append([])
+            runs[-1].append((number, found))
+        batches = []
+        for rank, runs in ranks.items():
+            for run in runs:
+                events, unknown = _read([found for _, found in run], self._events)
+                batches.append(KvBatch(events, rank, unknown, run[0][0], run[-1][0]))
+        return batches
 
     def _events(self, row: Any) -> list[KvEvent] | None:
         data = _mapping(row.get("data"))

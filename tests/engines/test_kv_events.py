@@ -135,6 +135,21 @@ def test_a_body_that_is_none_is_one_error(body: bytes) -> None:
         ZmqEvents().batches(body)
 
 
+def test_a_long_list_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
+
+    def counted(events: tuple[KvEvent, ...], *rest: Any) -> KvBatch:
+        made.append(len(events))
+        return KvBatch(events, *rest)
+
+    monkeypatch.setattr(kv_events, "KvBatch", counted)
+    rows = [
+        {"event_id": number, "data": {"type": "removed", "block_hashes": [number]}} for number in [*range(500), *range(700, 900)]
+    ]
+    TrtllmEvents().batches(msgspec.json.encode(rows))
+    assert made == [500, 200]
+
+
 def test_what_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "MAX_MESSAGE_BYTES", 10)
     monkeypatch.setattr(kv_events, "MAX_LIST_BYTES", 10)
