@@ -17,7 +17,7 @@ SPREAD := $(filter-out $(ALONE),$(wildcard tests/checks/test_*.py tests/engines/
 	tests/dialects tests/engines/grammar tests/formats tests/lab tests/routing tests/wire tests/test_architecture.py
 export PATH := $(PATH):$(CURDIR)/.cache/services/usr/bin
 
-.PHONY: run test test-vllm test-faults soak lint bench bench-routing bench-routing-short conformance splits fuzz services docs dashboards docs-check lock clean
+.PHONY: run test test-vllm test-faults soak lint bench bench-routing bench-routing-short conformance splits fuzz services docs dashboards screenshots docs-check lock clean
 
 run: .venv/.run  ## Interlock with a local engine and a small model
 	$(BIN)/interlock up --port $(PORT)
@@ -79,6 +79,9 @@ docs: .venv/.dev  ## docs/settings.md, docs/formats.md and docs/metrics.md from 
 
 dashboards: .venv/.dev  ## grafana/*.json from the code of dashboards/
 	$(BIN)/python -m dashboards
+
+screenshots: .venv/.dev  ## the pictures of docs/images: the operator's page and `interlock top`, of a gateway under load
+	PYTHONPATH=.:tests $(BIN)/python scripts/screenshots.py
 
 docs-check: .venv/.dev
 	$(BIN)/python -m dashboards --check

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from engines.base import MAX_COUNT, Chunk, TokenLogprob
 from gateway.errors import AnswerRefused
+from gateway.excerpt import Tail
 from gateway.formats.base import Parser
 from gateway.leak import Leaks
 from gateway.prompt.tokenizer import Detokenizer
@@ -47,7 +48,7 @@ class AnswerRules:
 class Tally:
     """What is counted of a choice while it streams."""
 
-    __slots__ = ("calls", "failures", "finish_reason", "reasoning_tokens", "schema_missed", "tokens", "usage")
+    __slots__ = ("calls", "failures", "finish_reason", "reasoning_tokens", "schema_missed", "tail", "tokens", "usage")
 
     def __init__(self, prompt_tokens: int) -> None:
         self.tokens = 0
@@ -57,6 +58,7 @@ class Tally:
         self.schema_missed = False
         self.finish_reason: FinishReason | None = None
         self.usage = Usage(prompt_tokens=prompt_tokens)
+        self.tail = Tail()
 
     def engine_counts(self, usage: Usage) -> None:
         """Takes the engine's counts, but for those that none can be: negative ones, and ones beyond MAX_COUNT. For these what was
@@ -144,7 +146,9 @@ class AnswerReader:
         if self._one_call:
             deltas = self._until_second_call(deltas)
         if self._leaks is not None and (leaked := self._leaks(chunk, deltas)):
-            tally.failures.update(leaked)
+            for kind in leaked:
+                tally.failures[kind] += 1
+                tally.tail.found(ParseFailure(kind, None, 0, recovered=True), placed=False)
         if self._data_of is not None and chunk.tokens:
             deltas = [_shown(chunk, self._data_of), *deltas]
         return self._judged(deltas) if deltas else deltas
@@ -152,9 +156,18 @@ class AnswerReader:
     def _parsed(self, chunk: Chunk) -> list[Delta]:
         """What the format makes of the chunk's ids, where it is read by them, or of its text."""
         detokenizer = self._detokenizer
+        tail = self.tally.tail
         if detokenizer is None:
-            return self._parser.feed(chunk.text) if chunk.text else []
-        return self._parser.feed_tokens([(token, detokenizer.add(token)) for token in chunk.ids]) if chunk.ids else []
+            if not chunk.text:
+                return []
+            tail.add(chunk.text)
+            return self._parser.feed(chunk.text)
+        if not chunk.ids:
+            return []
+        tokens = [(token, detokenizer.add(token)) for token in chunk.ids]
+        for _, text in tokens:
+            tail.add(text)
+        return self._parser.feed_tokens(tokens)
 
     @property
     def _stopped(self) -> bool:
@@ -162,7 +175,10 @@ class AnswerReader:
 
     def _rest(self, reason: FinishReason) -> list[Delta]:
         """The end. What the parser gives back of a call that is none was data, in which no stop string counts."""
-        part = self._parser.feed(cut) if self._detokenizer is not None and (cut := self._detokenizer.finish()) else []
+        part: list[Delta] = []
+        if self._detokenizer is not None and (cut := self._detokenizer.finish()):
+            self.tally.tail.add(cut)
+            part = self._parser.feed(cut)
         if self._stop is not None:
             part = self._until_stop(part, self._stop)
             if self._stopped:
@@ -215,7 +231,7 @@ class AnswerReader:
                 self.ended = True
             if self._checker is not None and not (self._stopped and isinstance(delta, Finish)):  # cut by the client's own wish
                 for failure in self._checker.see(delta):
-                    count(failure, self._rules, tally)
+                    count(failure, self._rules, tally, placed=False)
         return deltas
 
 
@@ -236,9 +252,10 @@ def _token_shown(token: int, entry: TokenLogprob | None, data_of: Callable[[int]
     return TokenShown(token, data_of(token), entry.logprob, top)
 
 
-def count(failure: ParseFailure, rules: AnswerRules, tally: Tally) -> None:
-    """Counts a failure. Raises AnswerRefused where the rules refuse an answer with it."""
+def count(failure: ParseFailure, rules: AnswerRules, tally: Tally, *, placed: bool = True) -> None:
+    """Counts a failure, `placed` as for `Tail.found`. Raises AnswerRefused where the rules refuse an answer with it."""
     tally.failures[failure.kind] += 1
+    tally.tail.found(failure, placed=placed)
     if failure.kind == "schema_mismatch":
         tally.schema_missed = True
         if rules.on_schema_miss == "refuse":
@@ -270,11 +287,11 @@ class PassedReader:
             return ()
         tally.tokens += chunk.tokens
         for delta in chunk.deltas:
-            kind = type(delta)
-            if kind is ContentText:
+            if type(delta) is ContentText:
+                tally.tail.add(delta.text)
                 if self._checker is not None:
                     self._checker.see(delta)
-            elif kind is ReasoningText:
+            elif type(delta) is ReasoningText:
                 tally.reasoning_tokens += chunk.tokens
             else:
                 self._called(delta)
@@ -285,15 +302,17 @@ class PassedReader:
         finish = Finish(chunk.finish, tally.final_usage())
         if self._checker is not None:
             for failure in self._checker.see(finish):
-                count(failure, self._rules, tally)
+                count(failure, self._rules, tally, placed=False)
         return (*chunk.deltas, finish)
 
     def _called(self, delta: Delta) -> None:
         """A part of a call, and the failures that it completes."""
         if type(delta) is ToolCallEnd:
             self.tally.calls += 1
+        elif type(delta) is ToolCallArguments:
+            self.tally.tail.add(delta.text)
         for failure in self._calls.see(delta):
-            count(failure, self._rules, self.tally)
+            count(failure, self._rules, self.tally, placed=False)
 
 
 class CallChecker:

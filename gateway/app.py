@@ -37,20 +37,24 @@ from gateway.model import Model, by_name, closed_for, valid_check
 from gateway.observe.access_log import AccessLog
 from gateway.observe.bus import Bus
 from gateway.observe.explain import Explain
+from gateway.observe.faults import LastFaults
 from gateway.observe.group import Known
 from gateway.observe.health import Health
 from gateway.observe.load import Load
 from gateway.observe.metrics import Metrics
+from gateway.observe.redact import Redactor
 from gateway.observe.scrape import Scrapes
 from gateway.observe.truth import RoutingTruth
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
 from gateway.rendering import context_of
 from gateway.routing.choice import Chance
-from gateway.server.admin import Told, add_admin
+from gateway.server.admin import Engines, Told, add_admin
 from gateway.server.completions import Completions, ServeOptions
 from gateway.server.debugging import Debugging
 from gateway.server.debugging_routes import add_debugging
+from gateway.server.page import Facts, Page, add_page
+from gateway.server.profiles import profiles
 from gateway.server.routes import Closing, Condition, HotPaths, Numbered, add_models, answer_errors, declare, operations
 from gateway.server.site import OwnSite
 from gateway.settings import ModelSettings, Settings, load
@@ -192,6 +196,7 @@ class _Parts:
     caches: KvEvents
     traces: Traces
     explain: Explain
+    faults: LastFaults
     truth: RoutingTruth
     gpus: Gpus | None
     metrics: Metrics
@@ -216,9 +221,10 @@ def _parts(configured: Configured, environ: Mapping[str, str], access: Records |
     shown = (gpus.metrics(),) if gpus is not None else ()
     more = (truth, gate.metrics, health, load, *shown, caches.metrics(), troubles.metrics(), traces.metrics)
     metrics = Metrics(known, more)
-    membership, sources = _naming(configured, environ, registry, metrics, troubles)
+    faults, hide = _last_faults(configured)
+    membership, sources = _naming(replace(configured, hide=hide), environ, registry, metrics, troubles)
     logs = [AccessLog(access, time.time)] if access is not None else []
-    bus = Bus([registry.running.apply, gate.admission, metrics, explain, *traces.observers, *logs])
+    bus = Bus([registry.running.apply, gate.admission, metrics, explain, faults, *traces.observers, *logs])
     return _Parts(
         settings,
         registry,
@@ -228,6 +234,7 @@ def _parts(configured: Configured, environ: Mapping[str, str], access: Records |
         caches,
         traces,
         explain,
+        faults,
         truth,
         gpus,
         metrics,
@@ -262,8 +269,18 @@ def _applications(parts: _Parts, models: tuple[Model, ...]) -> tuple[ASGIApp, AS
     add_debugging(public, debugging, dialect, options.max_body_bytes, services.watchdog)
     declare(public, [dialect])
     admin = operations(registry, models, condition, scrapes, to_operators=True)
-    told = Told(gate.guides.believed, parts.truth.of, parts.caches.state)
-    add_admin(admin, registry, told, parts.explain, OwnSite((server.admin_host, *server.admin_names)))
+    engines = Engines(registry, Told(gate.guides.believed, parts.truth.of, parts.caches.state))
+    site = OwnSite((server.admin_host, *server.admin_names))
+    add_admin(admin, engines, parts.explain, site)
+    facts = Facts(
+        moment=parts.metrics.moment,
+        engines=engines.entries,
+        decisions=parts.explain.last,
+        faults=parts.faults,
+        draining=lambda: condition.draining,
+        models=profiles(models),
+    )
+    add_page(admin, Page(facts, asyncio.get_running_loop().time), site)
     for api in (public, admin):
         answer_errors(api, dialect.error)
     refusal = dialect.error(Draining(CLOSED))
@@ -296,6 +313,17 @@ def _asking(parts: _Parts, models: tuple[Model, ...]) -> Iterator[_Runs]:
 
 def _listing(registry: Registry, wanted: tuple[Model, ...]) -> bytes:
     return models_list(ModelCard(each.name, each.created_s, context_of(each, registry)) for each in wanted)
+
+
+def _last_faults(configured: Configured) -> tuple[LastFaults, Callable[[str], None]]:
+    """What keeps the last faults of models' output, and who is told what it and the log may not show."""
+    redactor = Redactor()
+
+    def hide(secret: str) -> None:
+        redactor.hide(secret)
+        configured.hide(secret)
+
+    return LastFaults(redactor, time.time, shows=configured.settings.server.failure_texts), hide
 
 
 @asynccontextmanager

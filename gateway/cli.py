@@ -46,6 +46,7 @@ from gateway.settings import load as load_settings
 from gateway.settings_fit import ToolMode
 from gateway.settings_parts import ServerSettings
 from gateway.start import answer_signals_early
+from gateway.top.command import command as top
 from gateway.up import NotUp
 from gateway.up import up as bring_up
 from gateway.voice import ProfileError
@@ -74,6 +75,8 @@ GpuMetrics = Annotated[
     str | None,
     typer.Option("--gpu-metrics", help="Where a DCGM exporter answers, as http://HOST:9400/metrics; engines' `gpus` are shown."),
 ]
+
+app.command("top")(top)
 
 
 @app.command()

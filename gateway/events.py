@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.request import FailureKind, FinishReason, Sampling, Usage
+from gateway.request import FailureKind, Fault, FinishReason, Sampling, Usage
 from gateway.routing.view import EngineView, Forecast
 
 Outcome = Literal["ok", "client_error", "rejected", "upstream_error", "timeout", "client_gone", "drained"]
@@ -124,7 +124,8 @@ class Finished(msgspec.Struct, frozen=True):
     is a part of, where that is known, and `sampled` whether that is recorded. `arrived_s` is when its first byte came, `rendered`
     when its prompt began and ended to be made, `tokenize_s` the part of that which made ids of text; `entered_s` is when it came
     to where it may have to wait. `sampling`, `max_tokens`, `choices` and `session` are the
-    client's; `as_json`: it wants JSON.
+    client's; `as_json`: it wants JSON. `faults` are the first of the `failures`, with what the model wrote there: observers show
+    that to nobody but the operator.
     """
 
     request_id: str
@@ -166,6 +167,7 @@ class Finished(msgspec.Struct, frozen=True):
     choices: int = 1
     as_json: bool = False
     session: str | None = None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Protocol
 
 import msgspec
@@ -15,12 +16,14 @@ from gateway.fleet.registry import Registry
 from gateway.model import Model
 from gateway.observe.bus import Bus
 from gateway.pressure import Pressure
-from gateway.request import FailureKind, GenerateRequest, Prompt, Usage
+from gateway.request import FailureKind, Fault, GenerateRequest, Prompt, Usage
 from gateway.route import Asked, Guides, Route
 from gateway.routing.queue import DEFAULT_TENANT
 from gateway.timer import StageLimits, Watchdog
 from gateway.trace import UNTRACED, Trace
 from gateway.upstream import Upstream
+
+_FAULTS = 8  # of one request, with their text
 
 
 class Sink(Protocol):
@@ -80,6 +83,7 @@ class Ledger(msgspec.Struct):
     trace: Trace = UNTRACED
     entered_s: float | None = None
     _earlier: Counter[FailureKind] = msgspec.field(default_factory=Counter)
+    _earlier_faults: tuple[Fault, ...] = ()
 
     def waited(self, queue_s: float) -> None:
         """The request waited for an engine, or was sent away after the wait."""
@@ -95,11 +99,17 @@ class Ledger(msgspec.Struct):
         """An answer for this choice begins; the failures of one that was thrown away stay counted."""
         if choice in self.tallies:
             self._earlier += self.tallies[choice].failures
+            self._earlier_faults = (*self._earlier_faults, *self.tallies[choice].tail.faults)[:_FAULTS]
         self.tallies[choice] = tally
 
     def failures(self) -> Counter[FailureKind]:
         """All failures of the request's answers."""
         return sum((tally.failures for tally in self.tallies.values()), self._earlier)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """The first of them, with what the model wrote there."""
+        found = (fault for tally in self.tallies.values() for fault in tally.tail.faults)
+        return tuple(islice(chain(self._earlier_faults, found), _FAULTS))
 
     def usage(self) -> Usage:
         """The request's tokens: the engine's own count where it made all choices, else its prompt once and all choices."""

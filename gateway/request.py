@@ -259,6 +259,19 @@ class ParseFailure(msgspec.Struct, frozen=True, gc=False):
     recovered: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A `ParseFailure` with the raw output around it. `at` is its place in `text`, `offset` that in the whole output (None: it
+    has none). `cut`: there was more before `text`."""
+
+    kind: FailureKind
+    offset: int | None
+    recovered: bool
+    text: str
+    at: int
+    cut: bool
+
+
 class Finish(msgspec.Struct, frozen=True, gc=False):
     """The answer is complete. Always the last delta, exactly once."""
 

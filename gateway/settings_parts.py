@@ -55,16 +55,20 @@ class ServerSettings(Section):
     """Port of the API; 0 takes a free one, which is logged."""
 
     admin_host: str = Field("127.0.0.1", min_length=1)
-    """Address of `/metrics`, `/health`, `/ready`, `/fleet` and `/explain` (docs/admin.md). It asks for no key, and takes engines
-    out: keep it on loopback or a private network."""
+    """Address of the operator's page, `/metrics`, `/health`, `/ready`, `/fleet` and `/explain` (docs/admin.md). It asks for no
+    key, and takes engines out: keep it on loopback or a private network."""
 
     admin_port: Port | None = None
     """Port of the admin address. Unset: 8081, or a free port, which is logged, where 8081 is taken."""
 
     admin_names: Labels = ()
-    """Names of the admin address, as `gateway.example.com`, by which `/fleet` and `/explain` may be asked for; by others browsers
-    might, for pages of other sites. Addresses, names without a dot, and names that end in `.localhost`, `.local`, `.internal`,
-    `.svc` or `.cluster.local` need not stand here."""
+    """Names of the admin address, as `gateway.example.com`, by which the page, `/fleet` and `/explain` may be asked for; by
+    others browsers might, for pages of other sites. Addresses, names without a dot, and names that end in `.localhost`, `.local`,
+    `.internal`, `.svc` or `.cluster.local` need not stand here."""
+
+    failure_texts: bool = True
+    """The page of the admin address shows, of the last 50 faults in models' output, up to 200 characters of what the model wrote
+    there, known secrets and what looks like one left out. `false`: it shows none of it, and none is kept."""
 
     workers: int = Field(1, ge=1)
     """Worker processes. This version runs exactly one."""

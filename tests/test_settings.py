@@ -88,7 +88,7 @@ def test_every_key_can_be_set(folder: Path) -> None:
         """
         server: {host: "::1", port: 1, admin_host: 10.0.0.1, admin_port: 2, admin_names: [a.test], workers: 1,
                  max_body_bytes: 3, drain_s: 0,
-                 drain_grace_s: 0, route_headers: true, headers_grace_s: 0.5}
+                 drain_grace_s: 0, route_headers: true, headers_grace_s: 0.5, failure_texts: false}
         models:
           - name: org/m:1
             aliases: [a, b.c]

@@ -8,7 +8,7 @@ that have left only a few are shown, for some minutes.
 import importlib
 import pkgutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -111,6 +111,11 @@ class Metrics:
         """The numbers of now, to be written for what a scraper accepts. That takes 10 us a series, in any thread."""
         self._forget()
         return partial(_written, [family.copied() for family in self._families])
+
+    def moment(self, names: Collection[str]) -> Callable[[], Iterator[Metric]]:
+        """The numbers of now under these names, of which any thread may make the metrics."""
+        self._forget()
+        return _Copy([family.copied() for family in self._families if family.name in names]).collect
 
     def _engines(self) -> Group:
         info = Gauge(

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway.wire import jsonio
+from gateway.wire.text import held_suffix
 
 MASK = "[redacted]"
 _VALUE_BYTES = 1024
@@ -19,6 +20,7 @@ _TRACE_BYTES = 8192  # a traceback says the most at its end
 _READ_CHARS = 65_536  # of one text: what is beyond would be cut anyway
 _ITEMS = 32
 _WORD_CHARS = 64
+_HALF_CHARS = 4  # of a secret's beginning: less tells nothing
 _REMEMBERED = 512  # names and words as short as these recur; their cleaned form is kept
 _INT_LIMIT = 2**63  # beyond it a number is written as text
 _DEPTH = 2
@@ -70,6 +72,11 @@ class Redactor:
             for credential in _CREDENTIALS:
                 text = credential.sub(rf"\1{MASK}", text)
         return text
+
+    def unfinished(self, text: str) -> str:
+        """As `text`, for one that was cut at its end, or goes on: the beginning of a known secret at its end goes too."""
+        half = held_suffix(text, self._secrets)
+        return self.text(text[:-half]) + MASK if half >= _HALF_CHARS else self.text(text)
 
     def line(self, event: Mapping[str, Any]) -> str:
         """The event as one line of JSON, without its line end."""

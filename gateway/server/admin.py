@@ -1,6 +1,7 @@
 """What only operators reach, on the admin port: the engines as they stand, taking one out, and what happened to a request.
 
-Invariant: nothing here shows a key, a client's words, or an address's user and password. docs/admin.md describes the answers.
+Invariant: nothing here shows a key, a client's words, or an address's user and password. docs/admin.md describes the answers;
+the page is `page.py`'s.
 """
 
 from collections.abc import Callable, Collection
@@ -130,10 +131,26 @@ class Told:
         return CacheEntry(drift.state, *counts, round(drift.predicted), round(drift.reported))
 
 
-def add_admin(api: FastAPI, registry: Registry, told: Told, explain: Explain, site: OwnSite) -> None:
+class Engines:
+    """The registry's engines as an operator sees them."""
+
+    def __init__(self, registry: Registry, told: Told) -> None:
+        self.registry = registry
+        self._told = told
+
+    def entries(self, members: Collection[Member] | None = None) -> list[EngineEntry]:
+        """These, or all in the order of the settings."""
+        registry = self.registry
+        wanted = registry.members.values() if members is None else members
+        redact = Redactor(each.api_key for each in registry.members.values() if each.api_key).text
+        views = {view.id: view for model in {each.model for each in wanted} for view in registry.view(model).engines}
+        return [_entry(registry, member, views[member.id], self._told, redact) for member in wanted]
+
+
+def add_admin(api: FastAPI, engines: Engines, explain: Explain, site: OwnSite) -> None:
     """`/fleet`, `/fleet/{id}/drain` and `/explain`, for what `site` lets through."""
     asked = [Depends(site.asked)]
-    _add_fleet(api, registry, told, site)
+    _add_fleet(api, engines, site)
 
     @api.get("/explain", dependencies=asked, summary="What happened to requests: where each attempt went, why, and how it ended")
     async def explained(
@@ -154,14 +171,9 @@ def add_admin(api: FastAPI, registry: Registry, told: Told, explain: Explain, si
         return Explanations([story])
 
 
-def _add_fleet(api: FastAPI, registry: Registry, told: Told, site: OwnSite) -> None:
+def _add_fleet(api: FastAPI, engines: Engines, site: OwnSite) -> None:
     path = "/fleet/{engine_id:path}/drain"
-    asked, changed = [Depends(site.asked)], [Depends(site.changed)]
-
-    def entries(members: Collection[Member]) -> list[EngineEntry]:
-        redact = Redactor(each.api_key for each in registry.members.values() if each.api_key).text
-        views = {view.id: view for model in {each.model for each in members} for view in registry.view(model).engines}
-        return [_entry(registry, member, views[member.id], told, redact) for member in members]
+    asked, changed, registry = [Depends(site.asked)], [Depends(site.changed)], engines.registry
 
     def drain(engine_id: str, on: bool) -> EngineEntry:
         member = registry.members.get(engine_id)
@@ -170,11 +182,11 @@ def _add_fleet(api: FastAPI, registry: Registry, told: Told, site: OwnSite) -> N
         if registry.standing(engine_id).draining != on:
             registry.drain(engine_id, on)
             _log.info("engine drains: it gets no new requests" if on else "engine drains no more", engine=engine_id)
-        return entries([member])[0]
+        return engines.entries([member])[0]
 
     @api.get("/fleet", dependencies=asked, summary="The engines as they stand")
     async def fleet() -> Fleet:
-        return Fleet(entries(registry.members.values()))
+        return Fleet(engines.entries())
 
     @api.post(path, dependencies=changed, summary="The engine gets no new requests; those that run on it go on")
     async def begin(engine_id: str) -> EngineEntry:

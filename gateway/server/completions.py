@@ -288,6 +288,7 @@ class _Exchange:
             choices=request.n if request else 1,
             as_json=bool(request and request.answer),
             session=self._session,
+            faults=ledger.faults(),
         )
 
 
