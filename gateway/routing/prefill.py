@@ -13,6 +13,7 @@ _PRIOR = (1e-4, 1.5e-9, 0.02)  # seconds a new token, a new token x token of con
 _CHUNK_TOKENS = 8192
 _DECAY = 0.995
 _SWEEPS = 3
+_ROWS = ((0, 1, 2), (1, 0, 2), (2, 0, 1))  # each, and the two others
 _BELIEF = 0.01  # weight of the prior: soon outweighed
 _FIRST, _FAR = 6, 3.0  # prompts whose median tells whether an engine is so many times slower or quicker than the prior
 _LEAST_S = 1e-6  # a first token in less tells nothing
@@ -123,22 +124,26 @@ class PrefillModel:
         self._took_s = self._took_s * _DECAY + took_s
         self._expected_s = self._expected_s * _DECAY + sum(done)
         weight = 1.0 / (predicted_s + 0.1)
-        for row in range(3):
-            for column in range(3):
-                self._normal[row][column] = self._normal[row][column] * _DECAY + weight * done[row] * done[column]
-            self._target[row] = self._target[row] * _DECAY + weight * done[row] * took_s
+        for row, line in enumerate(self._normal):
+            weighed = weight * done[row]
+            line[0] = line[0] * _DECAY + weighed * done[0]
+            line[1] = line[1] * _DECAY + weighed * done[1]
+            line[2] = line[2] * _DECAY + weighed * done[2]
+            self._target[row] = self._target[row] * _DECAY + weighed * took_s
         self._solve()
 
     def _solve(self) -> None:
         """Some sweeps of Gauss-Seidel from where it stood. Each value stays near the ratio of all that was seen to the prior, so
         that times that are not of prefill cannot make one cause stand for all."""
-        fit, normal = self._fit, self._normal
+        fit = self._fit
         scale = self._took_s / self._expected_s
+        least, most, believed = scale / _SHAPE, scale * _SHAPE, _BELIEF * scale
+        rows = tuple(zip(_ROWS, self._normal, self._target, strict=True))
         for _ in range(_SWEEPS):
-            for row in range(3):
-                others = sum(normal[row][column] * fit[column] for column in range(3) if column != row)
-                value = (self._target[row] + _BELIEF * scale - others) / (normal[row][row] + _BELIEF)
-                fit[row] = min(scale * _SHAPE, max(scale / _SHAPE, value))
+            for (row, one, other), line, target in rows:
+                others = line[one] * fit[one] + line[other] * fit[other]
+                value = (target + believed - others) / (line[row] + _BELIEF)
+                fit[row] = most if value > most else max(value, least)
 
 
 def _median(values: list[float]) -> float:
