@@ -56,6 +56,7 @@ class Metrics:
         for group in self.groups:
             for kind, take in group.takes.items():
                 self._takes.setdefault(kind, []).append(take)
+        self.hears = tuple(self._takes)
         for model in known.served.values():
             for group in self.groups:
                 for counter, places in group.starts_with(model):

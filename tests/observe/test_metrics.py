@@ -25,6 +25,7 @@ from gateway.observe.group import Served
 from gateway.observe.health import Health
 from gateway.observe.load import Load
 from gateway.observe.metrics import OPENMETRICS_TYPE, TEXT_TYPE, Metrics
+from gateway.observe.series import Histogram
 from gateway.observe.truth import RoutingTruth
 from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind, Usage
@@ -99,6 +100,9 @@ LABELS = {
     "interlock_capture_dropped_total": {"reason"},
     "interlock_build_info": {"version", "python"},
 }
+LONG = (0.25, 0.5, 0.75, 1, 2.5, 5, 7.5)
+PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 EXTRA = """
 from gateway.events import Finished
 from gateway.observe.group import Group
@@ -318,6 +322,23 @@ def test_a_long_answer_costs_a_few_milliseconds() -> None:
     long = replace(DONE, inter_token_s=tuple(itertools.repeat((0.0123, 1), 10_000)))
     best_s = min(repeat(lambda: metrics(long), number=1, repeat=7))
     assert best_s < 0.02, f"{best_s * 1e3:.2f} ms"
+
+
+VLLM: Mapping[str, tuple[float, ...]] = {  # of its 0.33
+    "time_to_first_token": (*(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1), *LONG, 10, 20, 40, 80, 160, 640, 2560),
+    "inter_token_latency": PER_TOKEN,
+    "time_per_output_token": PER_TOKEN,
+    "request_duration": LATENCY,
+    "queue_wait": LATENCY,
+}
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_panels_of_ours_and_of_vllm_overlay(name: str) -> None:
+    families = [family for group in made().groups for family in group.families]
+    (histogram,) = (each for each in families if isinstance(each, Histogram) and each.name == f"interlock_{name}_seconds")
+    ours, theirs = histogram.bounds, VLLM[name]
+    assert ours[len(ours) - len(theirs) :] == theirs, "ours may be finer below"
 
 
 def test_a_new_metric_is_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
