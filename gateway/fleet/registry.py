@@ -24,6 +24,7 @@ from gateway.routing.view import FleetView
 
 _log = structlog.get_logger("interlock.fleet")
 
+_TOLD_EVERY_S = 60.0
 _MOST_GONE = 1024  # engines that were drained and are not there now
 
 
@@ -185,9 +186,13 @@ class Registry:
         standing = self._standings.get(engine_id)
         if standing is not None and standing.life == life:
             standing.restarted()
-            self._anew(engine_id, sign)
+            self._anew(engine_id, standing, sign)
 
-    def _anew(self, engine_id: str, sign: str) -> None:
+    def _anew(self, engine_id: str, standing: Standing, sign: str) -> None:
+        now_s = self._clock()
+        if now_s < standing.told_s + _TOLD_EVERY_S:  # two processes behind one address look like that all the time
+            return
+        standing.told_s = now_s
         _log.warning("the engine was restarted: what was believed of its cache is dropped", engine=engine_id, sign=sign)
 
     # What is known
@@ -248,7 +253,7 @@ class Registry:
             redact = Redactor([key]).text
             info = replace(info, version=info.version and redact(info.version), model=info.model and redact(info.model))
         if standing.set_info(info):
-            self._anew(engine_id, "it says that it is another")
+            self._anew(engine_id, standing, "it says that it is another")
         return info
 
     def info(self, engine_id: str) -> EngineInfo:
@@ -259,7 +264,7 @@ class Registry:
         """Records what an engine says of its load."""
         standing = self._standings.get(engine_id)
         if standing is not None and standing.set_load(self._clock(), load):
-            self._anew(engine_id, "it has begun to count anew")
+            self._anew(engine_id, standing, "it has begun to count anew")
 
     def weights(self, engine_id: str) -> str:
         """Engines with the same word answer alike: the operator's, else the kind and what the engine calls its model. One of

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Literal
 
 from engines.base import EngineInfo, EngineLoad
@@ -86,6 +87,7 @@ class Standing:
         self.losses = 0
         self.life = 0  # another number: it may have been restarted
         self.restarts = 0  # lives that were noticed to have ended; it only grows, at another address too
+        self.told_s = -inf  # when that was last logged
         self._lost_s = 0.0
         self.info = EngineInfo()
         self.draining = False  # its operator's wish

@@ -274,13 +274,18 @@ def test_an_engine_is_known_again_by_what_it_says_of_itself(steps: list[Callable
 
 
 def test_one_that_was_restarted_while_it_serves_gets_its_part() -> None:
-    registry, _ = made("a")
+    registry, clock = made("a")
     with capture_logs() as logs:
         registry.restarted("a", 0, "a sign")
         registry.restarted("a", 0, "another sign of that")
         registry.restarted("gone", 0, "x")
-    assert (seen(registry).life, seen(registry).share, registry.life("gone")) == (1, 1.0, 0)
-    assert [(each["log_level"], each["engine"], each["sign"]) for each in logs] == [("warning", "a", "a sign")]
+        assert (seen(registry).life, seen(registry).share, registry.life("gone")) == (1, 1.0, 0)
+        for life in range(1, 100):
+            registry.restarted("a", life, "more of that")
+            clock.now_s += 1
+    assert seen(registry).life == 100
+    told = [(each["log_level"], each["engine"], each["sign"]) for each in logs]
+    assert told == [("warning", "a", "a sign"), ("warning", "a", "more of that")]  # once a minute
 
 
 def test_at_first_nothing_is_cold() -> None:
