@@ -38,6 +38,8 @@ class FaultStory:
 class LastFaults:
     """An observer. `shows`: the text too. `wall_clock_s` gives Unix time."""
 
+    hears = (Finished,)
+
     def __init__(self, redactor: Redactor, wall_clock_s: Callable[[], float], *, shows: bool) -> None:
         self._redactor = redactor
         self._wall_clock_s = wall_clock_s

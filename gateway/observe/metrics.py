@@ -57,6 +57,7 @@ class Metrics:
             for kind, take in group.takes.items():
                 self._takes.setdefault(kind, []).append(take)
         self.hears = tuple(self._takes)
+        self.hears = tuple(self._takes)
         for model in known.served.values():
             for group in self.groups:
                 for counter, places in group.starts_with(model):
