@@ -177,7 +177,7 @@ async def _chat(url: str, name: str) -> AsyncIterator[dict[str, Any]]:
 
 def _show_how(console: Console, port: int, admin_port: int, name: str) -> None:
     """How the user's own client reaches this gateway."""
-    url = f"http://127.0.0.1:{port}/v1"
+    url, admin = f"http://127.0.0.1:{port}/v1", f"http://127.0.0.1:{admin_port}"
     console.print(
         f"""Serving {name} at {url}. Your own client, from a shell:
 
@@ -192,8 +192,9 @@ or from Python, with the openai package:
   answer = client.chat.completions.create(model="{name}", messages=messages, max_tokens=64)
   print(answer.choices[0].message.content)
 
-Metrics: http://127.0.0.1:{port}/metrics, and at the admin port, http://127.0.0.1:{admin_port}/metrics, where
-http://127.0.0.1:{admin_port}/fleet shows how each engine stands. Ctrl-C ends it.""",
+Metrics: http://127.0.0.1:{port}/metrics, and at the admin port, {admin}/metrics.
+How it stands: {admin}/ in a browser, {admin}/fleet for programs, in a terminal
+`interlock top --url {admin}`. Ctrl-C ends it.""",
         markup=False,
         highlight=False,
         soft_wrap=True,

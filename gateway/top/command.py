@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from gateway.top.fetch import Lost, fetch, metrics_url
+from gateway.top.fetch import Lost, fetch, metrics_url, named
 from gateway.top.screen import Frame, screen
 from gateway.top.view import View, view_of
 from gateway.top.window import History
@@ -58,13 +58,13 @@ async def _print_once(url: str, *, as_json: bool) -> int:
             await asyncio.sleep(_ONCE_S)
             view = view_of(history.add(await fetch(client, url)))
     except Lost as error:
-        print(f"interlock: {text(url)}: {text(str(error))}", file=sys.stderr)
+        print(f"interlock: {text(named(url))}: {text(str(error))}", file=sys.stderr)
         return 1
     if as_json:
         typer.echo(encode(view))
     else:
         console = Console(width=None if sys.stdout.isatty() else 140)
-        console.print(screen(view, Frame(url, _clock(), console.width)))
+        console.print(screen(view, Frame(named(url), _clock(), console.width)))
     return 0
 
 
@@ -93,7 +93,7 @@ class _Watching:
             with _keys(loop, self._end), Live(console=console, screen=True, auto_refresh=False) as live:
                 while not self._ended:
                     size = console.size
-                    frame = Frame(self._url, _clock(), size.width, size.height, self._lost)
+                    frame = Frame(named(self._url), _clock(), size.width, size.height, self._lost)
                     live.update(screen(self._view, frame), refresh=True)
                     await self._changed.wait()
                     self._changed.clear()

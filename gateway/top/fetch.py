@@ -24,6 +24,12 @@ def metrics_url(url: str) -> str:
     return urlunsplit(parts._replace(path=parts.path if parts.path not in ("", "/") else "/metrics", fragment=""))
 
 
+def named(url: str) -> str:
+    """An address as it is shown: without a user and password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
 async def fetch(client: httpx.AsyncClient, url: str) -> Scrape:
     """The numbers of now. Raises Lost."""
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,7 @@ from gateway.top.wording import UNKNOWN, count, rate, seconds, share, text
 Row = TypeVar("Row")
 _RED, _YELLOW, _GREEN, _DIM = "bold red", "yellow", "green", "dim"
 _NAME_CHARS = 40
+_GAP = 2  # between columns
 _WAITS_S = 1.0  # in the queue: longer is marked
 
 
@@ -35,11 +37,12 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class _Column(Generic[Row]):
-    """`of` gives the text and its style; `from_width` is how wide a terminal must be for it to be shown."""
+    """`of` gives the text and its style. Where a terminal is too narrow the column with the largest `goes` goes first; 0: it
+    stays."""
 
     title: str
     of: Callable[[Row], tuple[str, str]]
-    from_width: int = 0
+    goes: int = 0
     left: bool = False
 
 
@@ -50,16 +53,30 @@ class _List(Generic[Row]):
     rows: Sequence[Row]
 
     def table(self, most: int, width: int) -> Table:
-        """The first rows, with how many more there are."""
+        """The first rows, with how many more there are, in columns that fit."""
         more = len(self.rows) - most
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim bold", pad_edge=False)
-        shown = [column for column in self.columns if width >= column.from_width]
-        for number, column in enumerate(shown):
-            title = column.title if number else f"{self.title}{f' (and {more} more)' if more > 0 else ''}"
-            table.add_column(title, justify="left" if column.left else "right", no_wrap=True, overflow="ellipsis")
-        for row in self.rows[:most]:
-            table.add_row(*(Text(*column.of(row)) for column in shown))
+        title = f"{self.title}{f' (and {more} more)' if more > 0 else ''}"
+        cells = [[column.of(row) for row in self.rows[:most]] for column in self.columns]
+        names = [column.title if at else title for at, column in enumerate(self.columns)]
+        widths = [max(map(cell_len, (name, *(text for text, _ in each)))) for name, each in zip(names, cells, strict=True)]
+        shown = _fitting([column.goes for column in self.columns], widths, width)
+        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim bold", pad_edge=False)
+        for at in shown:
+            table.add_column(names[at], justify="left" if self.columns[at].left else "right", no_wrap=True, overflow="ellipsis")
+        for row in zip(*(cells[at] for at in shown), strict=True):
+            table.add_row(*(Text(*cell) for cell in row))
         return table
+
+
+def _fitting(goes: Sequence[int], widths: Sequence[int], width: int) -> list[int]:
+    """Which columns are shown."""
+    shown = list(range(len(widths)))
+    while sum(widths[at] + _GAP for at in shown) - _GAP > width:
+        first = max(shown, key=lambda at: (goes[at], at))
+        if not goes[first]:
+            break
+        shown.remove(first)
+    return shown
 
 
 def screen(view: View | None, frame: Frame) -> RenderableType:
@@ -206,39 +223,39 @@ _MODELS: Sequence[_Column[ModelRow]] = (
     _Column("up", _marked(lambda r: f"{r.engines_up}/{r.engines}", lambda r: r.engines_up < r.engines)),
     _Column("req/s", _plain(lambda r: rate(r.requests_per_s))),
     _Column("fail", _marked(lambda r: share(r.failed_share), lambda r: bool(r.failed))),
-    _Column("running", _plain(lambda r: count(r.running)), 72),
-    _Column("waiting", _marked(lambda r: count(r.waiting), lambda r: bool(r.waiting), _YELLOW), 60),
+    _Column("running", _plain(lambda r: count(r.running)), 2),
+    _Column("waiting", _marked(lambda r: count(r.waiting), lambda r: bool(r.waiting), _YELLOW), 1),
     _Column(
-        "wait p95", _marked(lambda r: seconds(r.queue_wait_p95_s), lambda r: (r.queue_wait_p95_s or 0) > _WAITS_S, _YELLOW), 84
+        "wait p95", _marked(lambda r: seconds(r.queue_wait_p95_s), lambda r: (r.queue_wait_p95_s or 0) > _WAITS_S, _YELLOW), 3
     ),
     _Column("TTFT p50", _plain(lambda r: seconds(r.ttft_p50_s))),
     _Column("p95", _plain(lambda r: seconds(r.ttft_p95_s))),
-    _Column("per token", _plain(lambda r: seconds(r.inter_token_p50_s)), 110),
-    _Column("tokens/s", _plain(lambda r: rate(r.output_tokens_per_s)), 96),
-    _Column("cached", _plain(lambda r: share(r.cached_share)), 100),
-    _Column("faults", _marked(lambda r: count(r.parse_failures), lambda r: bool(r.parse_failures), _YELLOW), 72),
+    _Column("per token", _plain(lambda r: seconds(r.inter_token_p50_s)), 7),
+    _Column("tokens/s", _plain(lambda r: rate(r.output_tokens_per_s)), 5),
+    _Column("cached", _plain(lambda r: share(r.cached_share)), 6),
+    _Column("faults", _marked(lambda r: count(r.parse_failures), lambda r: bool(r.parse_failures), _YELLOW), 2),
 )
 _ENGINES: Sequence[_Column[EngineRow]] = (
     _Column("engine", _marked(lambda r: text(r.engine, _NAME_CHARS), lambda r: r.state not in SERVING), left=True),
-    _Column("model", _plain(lambda r: text(r.model, _NAME_CHARS)), 90, left=True),
+    _Column("model", _plain(lambda r: text(r.model, _NAME_CHARS)), 4, left=True),
     _Column("state", _state_style, left=True),
     _Column("running", _plain(lambda r: count(r.running))),
-    _Column("it says", _plain(_says), 84),
-    _Column("KV", _marked(lambda r: share(r.kv_usage), lambda r: (r.kv_usage or 0) > 0.95, _YELLOW), 60),
-    _Column("req/s", _plain(lambda r: rate(r.requests_per_s)), 72),
+    _Column("it says", _plain(_says), 3),
+    _Column("KV", _marked(lambda r: share(r.kv_usage), lambda r: (r.kv_usage or 0) > 0.95, _YELLOW), 1),
+    _Column("req/s", _plain(lambda r: rate(r.requests_per_s)), 2),
     _Column("fail", _marked(lambda r: share(r.failed_share), lambda r: bool(r.failed), _YELLOW)),
-    _Column("TTFT p50", _plain(lambda r: seconds(r.ttft_p50_s)), 60),
-    _Column("p95", _plain(lambda r: seconds(r.ttft_p95_s)), 60),
-    _Column("tokens/s", _plain(lambda r: rate(r.output_tokens_per_s)), 96),
-    _Column("cached", _plain(lambda r: share(r.cached_share)), 100),
-    _Column("restarts", _marked(lambda r: count(r.restarts), lambda r: bool(r.restarts), _YELLOW), 120),
-    _Column("is", _plain(lambda r: text(" ".join(filter(None, (r.kind, r.version))), 24)), 130, left=True),
+    _Column("TTFT p50", _plain(lambda r: seconds(r.ttft_p50_s)), 1),
+    _Column("p95", _plain(lambda r: seconds(r.ttft_p95_s)), 1),
+    _Column("tokens/s", _plain(lambda r: rate(r.output_tokens_per_s)), 5),
+    _Column("cached", _plain(lambda r: share(r.cached_share)), 6),
+    _Column("restarts", _marked(lambda r: count(r.restarts), lambda r: bool(r.restarts), _YELLOW), 8),
+    _Column("is", _plain(lambda r: text(" ".join(filter(None, (r.kind, r.version))), 24)), 9, left=True),
 )
 _PARSE: Sequence[_Column[ParseFailureRow]] = (
     _Column("kind", _plain(lambda r: text(r.kind)), left=True),
     _Column("model", _plain(lambda r: text(r.model, _NAME_CHARS)), left=True),
-    _Column("engine", _plain(lambda r: text(r.engine, _NAME_CHARS)), 60, left=True),
-    _Column("format", _plain(lambda r: text(r.format)), 72, left=True),
+    _Column("engine", _plain(lambda r: text(r.engine, _NAME_CHARS)), 1, left=True),
+    _Column("format", _plain(lambda r: text(r.format)), 2, left=True),
     _Column("of late", _marked(lambda r: count(r.recent), lambda r: bool(r.recent), _YELLOW)),
     _Column("in all", _plain(lambda r: count(r.total))),
 )

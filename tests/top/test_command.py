@@ -194,6 +194,12 @@ def test_where_the_metrics_are(url: str, asked: str) -> None:
     assert metrics_url(url) == asked
 
 
+async def test_a_password_in_the_address_is_used_and_not_shown() -> None:
+    async with answering(http(b"", b"401 Unauthorized")) as url:
+        ran = await once(url.replace("://", "://operator:s3cret@"))
+    assert (ran.code, ran.err) == (1, f"interlock: {url}/metrics: the answer has the status 401\n")
+
+
 class Terminal:
     """`interlock top` in a pseudo-terminal of its own. `text` is all that it wrote."""
 

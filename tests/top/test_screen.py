@@ -86,6 +86,19 @@ def test_it_fits_whatever_the_terminal(width: int, height: int, shown: View) -> 
     assert len(lines) <= max(height, 3 + 2 + max(3, height // 3))  # a terminal of a few lines shows what is wrong
 
 
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_none() -> None:
+    samples = {'interlock_engine_up{model="' + "m" * 26 + '",engine="local-1"}': 1.0}
+    seen = view_of(History(60).add(scrape(0.0, samples)))
+    counts = []
+    for width in (140, 110, 80, 60):
+        lines = drawn(seen, width, 30)
+        tables = [line for line in lines if line.startswith(("model ", "engine ", "m", "local-1"))]
+        assert not [line for line in tables if "…" in line]
+        counts.append(len(next(line for line in lines if line.startswith("engine ")).split()))
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+
+
 def test_all_of_it_is_printed_once() -> None:
     lines = drawn(fleet(300))
     assert sum(line.startswith("engine-") for line in lines) == 300
