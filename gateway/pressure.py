@@ -32,7 +32,7 @@ class Pressure:
     @property
     def level(self) -> float:
         """The number."""
-        return max(source() for source in self._sources.values())
+        return max([source() for source in self._sources.values()])
 
     @property
     def stage(self) -> Stage:
@@ -62,4 +62,7 @@ class Pressure:
 
 def stage_of(level: float) -> Stage:
     """What holds at a pressure."""
-    return next(stage for least, stage in STAGES if level >= least or not least)
+    for least, stage in STAGES:
+        if level >= least:
+            return stage
+    return "normal"
