@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -73,6 +74,19 @@ async def test_the_engine_says_what_it_is(vllm: VllmUnderTest) -> None:
     async with in_front(vllm) as served:
         (info,) = [served.gateway.registry.info(each) for each in served.gateway.registry.members]
     assert (info.version, info.model, info.context_tokens) == ("0.32.0", ALIAS, 2048)
+
+
+async def test_it_is_known_again_by_its_start_and_what_it_worked_on(vllm: VllmUnderTest) -> None:
+    async with httpx.AsyncClient() as client:
+        before, began_s = make("vllm").load((await client.get(f"{vllm.url}/metrics")).content, None), time.time()
+        body = {"model": ALIAS, "prompt": [1, 2, 3, 4, 5], "max_tokens": 1}
+        assert (await client.post(f"{vllm.url}/v1/completions", json=body)).status_code == 200
+        after = make("vllm").load((await client.get(f"{vllm.url}/metrics")).content, None)
+    assert before.started_s is not None
+    assert before.started_s < began_s
+    assert after.started_s == before.started_s
+    assert before.prompt_tokens is not None
+    assert after.prompt_tokens == before.prompt_tokens + 5
 
 
 async def test_a_limit_that_nobody_set_is_what_the_context_leaves(vllm: VllmUnderTest) -> None:
