@@ -107,7 +107,9 @@ class Waiting:
 
     def look(self, model: str) -> Look[Waiter]:
         """What finds who of them may go."""
-        return self._looks.setdefault(model, Look(self._queue, model))
+        if model not in self._looks:
+            self._looks[model] = Look(self._queue, model)
+        return self._looks[model]
 
     def claimed(self, place: Place, now_s: float) -> set[str]:
         """The engines on which others go before a newcomer of this place."""

@@ -932,6 +932,8 @@ class HeldMachine(RuleBasedStateMachine):
         assert ride.admission.depth("m") <= ride.waiting
         assert ride.admission.fill <= 1
         assert ride.admission.view("m") == ride.registry.view("m"), "room is kept for nobody"
+        if not ride.steps and any(engine.usable for engine in ride.registry.view("m").engines):
+            assert not ride.waiting, "they wait for an engine on which nothing runs"
 
     def teardown(self) -> None:
         async def end() -> None:
