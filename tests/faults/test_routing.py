@@ -119,6 +119,7 @@ async def test_a_thousand_clients_that_leave_at_any_point_leave_nothing(no_leaks
 SYSTEM = "You answer in one short line and name no one. " * 12
 OWN_TOKENS = 60  # of one of the requests that begin with it
 OWN_S = 0.08  # for these, which an engine takes
+MOST_OPEN = 64
 
 
 @pytest.fixture
@@ -154,16 +155,21 @@ async def rush(place: Fleet, count: int, clients: int, text: str = "[[tokens=1]]
 
 
 async def drizzle(place: Fleet, count: int, per_s: float) -> Counter[str]:
-    """The same, each at the moment that chance gives it, whether those before were answered or not."""
+    """The same, each at the moment that chance gives it, whether those before were answered or not; where this machine cannot do
+    so many in the time, as soon as fewer than `MOST_OPEN` are open."""
     chance, before, loop = random.Random(5), spread(place), asyncio.get_running_loop()
-    at_s = loop.time()
+    at_s, room = loop.time(), asyncio.Semaphore(MOST_OPEN)
 
     async def client(number: int) -> None:
-        async with connected(place.served.url) as connection:
-            await one(place, connection, number, "[[tokens=1]]")
+        try:
+            async with connected(place.served.url) as connection:
+                await one(place, connection, number, "[[tokens=1]]")
+        finally:
+            room.release()
 
     async with asyncio.TaskGroup() as group:
         for number in range(count):
+            await room.acquire()
             group.create_task(client(number))
             at_s += chance.expovariate(per_s)
             await asyncio.sleep(at_s - loop.time())
