@@ -116,7 +116,7 @@ async def test_e4_an_end_before_the_headers_is_a_typed_error(place: Place, mode:
 async def test_e5_a_kept_connection_that_ends_costs_no_client_anything(no_leaks: NoLeaks, kind: Kind, mode: str) -> None:
     async with placed(no_leaks, kind) as place:
         await pairs(place, f"[[ascii]][[tokens=3]][[chaos:{mode}]]")
-        assert place.engine.dropped > PAIRS / 2, "few connections were used again: nothing was tried"
+        assert place.engine.dropped > PAIRS / 3, "few connections were used again: nothing was tried"
         assert {record["attempts"] for record in place.leaks.records} == {1}
 
 
