@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 import yaml
+from support.dcgm import FakeGpu, says
 from support.gateway import HELLO, events_of, tiny_model
 from support.process import interlock, records
 from support.scripted_engine import CLOSE, HANG, HEAD, ScriptedEngine, event, llama_end, llama_token
@@ -228,10 +229,10 @@ class Serving:
 
 
 @contextmanager
-def serve(config: Path) -> Iterator[Serving]:
+def serve(config: Path, *options: str) -> Iterator[Serving]:
     log = config.with_suffix(".log")
     with log.open("wb") as out:
-        child = subprocess.Popen([interlock(), "serve", "--config", str(config)], stdout=out, stderr=out)
+        child = subprocess.Popen([interlock(), "serve", "--config", str(config), *options], stdout=out, stderr=out)
     try:
         yield Serving(child, log)
     finally:
@@ -246,6 +247,24 @@ async def hanging(client: httpx.AsyncClient, engine: ScriptedEngine) -> "asyncio
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     return request
+
+
+async def test_gpus_of_an_exporter_are_shown_as_their_engines(config: Callable[[dict[str, Any]], Path]) -> None:
+    async with ScriptedEngine().running() as engine, ScriptedEngine().running() as exporter:
+        says(exporter, [FakeGpu(1, "GPU-a")])
+        wanted = settings(engine.url)
+        wanted["models"][0]["engines"][0]["gpus"] = [1]
+        with serve(config(wanted), "--gpu-metrics", f"{exporter.url}/metrics") as serving:
+            line = 'interlock_engine_gpu_utilization_ratio{engine="e",gpu="1",model="m"} 0.4'
+            async with httpx.AsyncClient(base_url=await serving.url(), trust_env=False) as client, asyncio.timeout(20):
+                while line not in (await client.get("/metrics")).text.splitlines():
+                    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("url", ["node:9400/metrics", "ftp://node/metrics", "http:///metrics", "http://u:p@node/", "http://[::1"])
+def test_what_is_no_url_of_an_exporter_is_refused(url: str, run: Run, config: Callable[[dict[str, Any]], Path]) -> None:
+    code, _, err = run("serve", "--config", config(settings()), "--gpu-metrics", url)
+    assert (code, "--gpu-metrics" in err) == (2, True)
 
 
 async def test_sigterm_lets_a_running_answer_end(config: Callable[[dict[str, Any]], Path]) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from gateway.events import NO_ENGINE, Event
+from gateway.events import NO_ENGINE, NO_MODEL, Event
 from gateway.observe import groups
 from gateway.observe.group import Group, Known, Pair, Take
 from gateway.observe.series import PAIR, Gauge, Labels
@@ -71,7 +71,7 @@ class Metrics:
         takes = self._takes.get(type(event))
         if takes is None:
             return
-        model, engine = event.model, getattr(event, "engine", NO_ENGINE)  # type: ignore[union-attr]  # all that are taken have one
+        model, engine = getattr(event, "model", NO_MODEL), getattr(event, "engine", NO_ENGINE)
         if (model, engine) in self._unstarted:
             self._start((model, engine))
         pair = self._known.pair(model, engine)
