@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from support.gateway import IN_FLIGHT, PAIR, Served, sample, scripted
-from support.scripted_engine import CLOSE, HEAD, Step, event, llama_end, llama_token
+from support.gateway import IN_FLIGHT, PAIR, Served, sample, scripted, serving, settings_for
+from support.scripted_engine import CLOSE, HEAD, ScriptedEngine, Step, event, llama_end, llama_token
+
+from gateway.settings import Settings
 
 FIRST_S, TOKEN_S, TOKENS = 0.15, 0.02, 25
 ANSWERS = 4
@@ -48,7 +50,9 @@ class Watch:
         return self.came_s[-1] - self.came_s[0]
 
 
-async def ask(served: Served, *, pause_s: Callable[[int], float] = lambda _: 0.0, receive_bytes: int | None = None) -> Watch:
+async def ask(
+    served: Served, model: str = "m", *, pause_s: Callable[[int], float] = lambda _: 0.0, receive_bytes: int | None = None
+) -> Watch:
     """One streamed answer, read by hand: `pause_s` says how long the client waits before it reads on after so many tokens."""
     parts = urlsplit(served.url)
     raw = socket.socket()
@@ -57,7 +61,7 @@ async def ask(served: Served, *, pause_s: Callable[[int], float] = lambda _: 0.0
     raw.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(raw, (parts.hostname, parts.port))
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     watch, rest, tokens = Watch(), b"", 0
     try:
@@ -116,21 +120,32 @@ async def test_a_client_that_reads_at_once_sees_what_the_metrics_say() -> None:
 
 
 async def test_a_client_that_reads_slowly_changes_none_of_it() -> None:
-    """It takes twice the time that the answer takes; what the metrics say is what another sees that reads the same at once."""
+    """It takes twice the time that the answer takes; what the metrics say is what another sees that reads the same at once. Both
+    ask at the same time, each a model of its own, so that what holds the machine up holds up both."""
 
     async def run() -> list[tuple[float, float]]:
-        async with scripted() as (engine, served):
+        async with ScriptedEngine().running() as engine, serving(two_models(engine.url)) as served:
             engine.script = lambda seen: paced()
-            slow = [await ask(served, pause_s=lambda _: 2 * TOKEN_S) for _ in range(ANSWERS)]
+            slow, quick = list[Watch](), list[Watch]()
+            for _ in range(ANSWERS):
+                reads = ask(served, pause_s=lambda _: 2 * TOKEN_S), ask(served, "quick")
+                for watches, watch in zip((slow, quick), await asyncio.gather(*reads), strict=True):
+                    watches.append(watch)
             ttft_s, _ = await sums(served, "interlock_time_to_first_token_seconds")
             itl_s, gaps = await sums(served, "interlock_inter_token_latency_seconds")
-        async with scripted() as (engine, served):
-            engine.script = lambda seen: paced()
-            quick = [await ask(served) for _ in range(ANSWERS)]
         assert gaps == ANSWERS * (TOKENS - 1)
         return [(ttft_s, sum(watch.ttft_s for watch in slow)), (itl_s, sum(watch.span_s for watch in quick))]
 
     await until_near(run)
+
+
+def two_models(url: str) -> Settings:
+    """`m` on the engine `e`, and `quick` on the same under another name."""
+    settings = settings_for(url)
+    (model,) = settings.models
+    engine = model.engines[0].model_copy(update={"id": "f"})
+    other = model.model_copy(update={"name": "quick", "engines": (engine,)})
+    return settings.model_copy(update={"models": (model, other)})
 
 
 async def test_what_a_client_holds_up_is_its_own_and_no_time_between_tokens() -> None:
