@@ -3,7 +3,7 @@
     PYTHONPATH=tests python -m perf.bench_routing [--short] [--cases A,F] [--only cases|cost]
 
 Each case is run in the lab's simulator, in which the goals were measured, and in the project's own. The product is run with
-several seeds of its ties, since with one of them alone its mean differs by some percent, and in overload (E) by a fifth; what is
+several draws of its ties, since with one of them alone its mean differs by some percent, and in overload (E) by a fifth; what is
 compared is the mean of these.
 
 Exit code 1: a goal is missed; 2: the traces or the lab's simulator are not there, so that nothing is said of any goal. `--short`,
@@ -25,11 +25,8 @@ from perf.routing_lab import Figures, Job, missing, run
 from gateway.routing.choice import Tuning
 
 PROCESSES = 2
-FIRST_DRAW = 11
 BEHIND = 1.03  # how far behind the best peer a mean may be
 PRODUCT = "Interlock"
-UNHELD = "Interlock, without holding"
-OURS = {PRODUCT: ("cost", Tuning()), UNHELD: ("cost_unheld", Tuning(hold_s=None))}
 NAME_WIDTH = 27
 
 Figured = dict[tuple[str, int, str, bool], Row]  # by case, seed, policy, and whether it is the project's own simulation
@@ -58,11 +55,10 @@ def jobs(cases: Iterable[Case], *, simulation: bool) -> Iterator[tuple[str, Job]
                 yield name, Job(case, lab, seed)
                 if own and simulation:
                     yield name, Job(case, own, seed, ours=True)
-            for name, (own, tuning) in OURS.items():
-                for ties in range(FIRST_DRAW, FIRST_DRAW + (case.draws if name == PRODUCT else 1)):
-                    yield name, Job(case, tuning, seed, ties)
-                    if simulation:
-                        yield name, Job(case, own, seed, ties, ours=True)
+            for draw in range(case.draws):
+                yield PRODUCT, Job(case, Tuning(), seed, draw)
+                if simulation:
+                    yield PRODUCT, Job(case, "cost", seed, draw, ours=True)
 
 
 def measured(cases: Iterable[Case], *, simulation: bool) -> Iterator[tuple[Case, Figured]]:
@@ -100,7 +96,7 @@ def same(row: Row, published: Row) -> bool:
 def table(case: Case, seed: int, figured: Figured, *, published: bool) -> list[str]:
     """Of one case and seed."""
     lines = [f"{'':{NAME_WIDTH}s} {'lab':22s} {'published for the lab':24s} simulation"]
-    for name in (*PEERS, *OURS):
+    for name in (*PEERS, PRODUCT):
         row, own = figured[case.name, seed, name, False], figured.get((case.name, seed, name, True))
         was = PUBLISHED.get((name, case.name)) if published and seed == case.seeds[0] else None
         equal = "" if was is None else " =" if same(row, was) else " DIFFERS"
