@@ -1,6 +1,6 @@
 """What a request costs on one engine, in seconds: where it gets its first token soonest, the delay it puts on others counted in.
 
-    cost = wait + memory + kappa x prefill - shared + eviction + standing
+    cost = wait + memory + kappa x (prefill + eviction) - shared + standing
 
 No modes, no thresholds. A hot prefix is copied by itself, once the wait at its holder is longer than the prefill that a copy
 costs, of which each that runs with that prefix now bears its part: it will serve those that come after too. That holds for the
@@ -69,7 +69,8 @@ def slot_s(load: Load) -> float:
 
 
 def eviction_s(load: Load, need: Need) -> float:
-    """What is pushed out of a full cache, by the prefill it takes to make again and the chance that it is wanted."""
+    """What is pushed out of a full cache, by the prefill it takes to make again and the chance that it is wanted: a prefill that
+    others will wait behind as well."""
     pushed = need.units - need.matched - load.free_units
     return pushed * need.unit_s * load.tail_chance if pushed > 0 else 0.0
 

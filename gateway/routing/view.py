@@ -80,8 +80,8 @@ class Terms(NamedTuple):
     @property
     def total_s(self) -> float:
         """The cost."""
-        own_s = self.kappa * self.prefill_s - self.shared_s
-        return self.wait_s + self.memory_s + own_s + self.eviction_s + self.standing_s
+        made_s = self.kappa * (self.prefill_s + self.eviction_s)
+        return self.wait_s + self.memory_s + made_s - self.shared_s + self.standing_s
 
 
 class Forecast(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ def test_standing_work_counts_for_what_begins_there(matched: int, expected: floa
 
 def test_the_cost_is_the_sum() -> None:
     found = terms(LOAD._replace(wait_s=3.0, work_s=6.0, held_units=95, free_units=0, tail_chance=1.0), NEED, 2.0)
-    assert found.total_s == pytest.approx(3.0 + 10.0 * 2 * 7 / 95 + 2.0 + 1.0 + 0.1)
+    assert found.total_s == pytest.approx(3.0 + 10.0 * 2 * 7 / 95 + 2.0 * (1.0 + 1.0) + 0.1)
 
 
 @pytest.mark.parametrize(("busy", "own_s"), [(1.0, 0.25), (2.0, 2.0 - 0.75 / 2), (12.0, 12.0 - 0.75 / 12)])

@@ -155,8 +155,9 @@ async def test_explain_says_why_not_the_other_engine() -> None:
     home, other = attempt["considered"]
     assert home["id"] == attempt["engine"] != other["id"]
     forecast = attempt["forecast"]
-    parts = forecast["wait_s"] + forecast["memory_s"] + forecast["eviction_s"] + forecast["standing_s"] - forecast["shared_s"]
-    assert home["cost_s"] == pytest.approx(parts + forecast["kappa"] * forecast["prefill_s"])
+    parts = forecast["wait_s"] + forecast["memory_s"] + forecast["standing_s"] - forecast["shared_s"]
+    made_s = forecast["prefill_s"] + forecast["eviction_s"]
+    assert home["cost_s"] == pytest.approx(parts + forecast["kappa"] * made_s)
     assert home["cost_s"] < other["cost_s"]
     assert forecast["ttft_s"] == pytest.approx(forecast["wait_s"] + forecast["memory_s"] + forecast["prefill_s"])
     assert forecast["prefill_s"] > 0
