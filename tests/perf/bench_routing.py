@@ -11,6 +11,7 @@ which CI runs, exits 0 then, and its last line says that nothing was measured.
 """
 
 import argparse
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -172,6 +173,12 @@ def _cost(verdicts: Verdicts) -> str:
     return f"{'a decision costs' if not missed else 'a decision does NOT cost'} what it may"
 
 
+def cpu_s() -> float:
+    """Seconds of CPU of all processes of the bench, which have ended: what it takes where others want the processor too."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def main() -> int:
     """See the module."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -194,7 +201,8 @@ def main() -> int:
     said = [part() for part in parts]
     for each in verdicts.missed:
         print(f"missed: {each}")
-    print(f"bench-routing: {'; '.join(reversed(said))}; {time.perf_counter() - began_s:.0f} s")
+    took = f"{time.perf_counter() - began_s:.0f} s, {cpu_s():.0f} of CPU"
+    print(f"bench-routing: {'; '.join(reversed(said))}; {took}")
     return 1 if verdicts.missed else 0
 
 
