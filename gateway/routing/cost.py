@@ -14,6 +14,7 @@ from gateway.routing.view import Terms
 
 _BUSIEST = 0.95  # utilisation beyond which kappa rises no more
 _MOST_HOLDS = 4.0
+_ELSEWHERE = 7 / 8  # of the delay that it would be in one queue, as a power: some of those behind it go to another engine
 _WINDOW_S = 60.0
 
 
@@ -48,9 +49,9 @@ class Need(NamedTuple):
 
 def kappa(work_s: float, engines: int, most: float) -> float:
     """What a second of prefill costs everyone: 1 / (1 - utilisation), from the prefill sent in the last minute to so many
-    engines."""
+    engines, and somewhat less where there are several."""
     busy = min(_BUSIEST, work_s / (max(1, engines) * _WINDOW_S))
-    return max(1.0, min(most, 1.0 / (1.0 - busy)))
+    return max(1.0, min(most, (1.0 - busy) ** (-_ELSEWHERE if engines > 1 else -1.0)))
 
 
 def memory_s(load: Load, need: Need) -> float:

@@ -50,7 +50,7 @@ CASES = {
         Case("A", "conversation", 8, 4000, 1.0, Row(1.18, 3.65, 30)),
         Case("B", "conversation", 8, 4000, 2.0, Row(1.85, 5.5, 30), limit=8000),
         Case("C", "conversation", 8, 1000, 1.0, Row(1.44, 4.4, 15.5), limit=8000),
-        Case("D", "conversation", 16, 4000, 3.5, Row(1.20, 3.9, 32), limit=8000),
+        Case("D", "conversation", 16, 4000, 3.5, Row(1.20, 3.9, 32), limit=8000, draws=9),
         Case("E", "synthetic", 4, 4000, 1.0, Row(4.6, 18, 48), draws=9),
         Case("F", "agentic", 8, 1000, 1.0, Row(1.87, 11.6, 90), limit=6000, rate=0.08, seeds=(1, 2, 3), draws=3),
         Case("G", "agentic", 8, 4000, 4.0, Row(0.85, 2.95, 96), limit=8000, rate=0.1),
