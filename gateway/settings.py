@@ -116,6 +116,14 @@ class EngineSettings(Section):
             raise wrong(f"{what}{_hint(value, supported)}; supported: {', '.join(supported)}")
         return value
 
+    @field_validator("gpus")
+    @classmethod
+    def _each_gpu_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        twice = next((gpu for at, gpu in enumerate(value) if gpu in value[:at]), None)
+        if twice is not None:
+            raise wrong(f"names {twice} twice")
+        return value
+
     @field_validator("api_key_env")
     @classmethod
     def _set_variable(cls, value: str | None, info: ValidationInfo) -> str | None:

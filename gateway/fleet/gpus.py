@@ -161,7 +161,9 @@ class Gpus:
             why, body = error.message, b""
         found = {} if why else _gpus(self._samples(body))
         if not found:
-            self._fails(why or f"it tells of no GPU: none of {', '.join(NAMES)} can be read")
+            self._fails(
+                why or f"no GPU can be read in it: it has none of {', '.join(NAMES)}, or more lines of them than are read"
+            )
             return
         self._found, self._read_s = found, self._registry.now_s()
         if self._failing:

@@ -57,7 +57,6 @@ class Metrics:
             for kind, take in group.takes.items():
                 self._takes.setdefault(kind, []).append(take)
         self.hears = tuple(self._takes)
-        self.hears = tuple(self._takes)
         for model in known.served.values():
             for group in self.groups:
                 for counter, places in group.starts_with(model):
@@ -105,12 +104,9 @@ class Metrics:
         text = "".join(c for c in (version or "unknown")[:_VERSION_CHARS] if c.isprintable())
         self._info[model, engine] = (kind, text)
 
-    def expose(self, accept: str = "") -> Written:
-        """A scrape: OpenMetrics where the scraper takes it, else the text format."""
-        return self.copied()(accept)
-
     def copied(self) -> Callable[[str], Written]:
-        """The numbers of now, to be written for what a scraper accepts. That takes 10 us a series, in any thread."""
+        """The numbers of now, to be written for what a scraper accepts: OpenMetrics where it takes that, else the text format.
+        That takes 10 us a series, in any thread."""
         self._forget()
         return partial(_written, [family.copied() for family in self._families])
 

@@ -25,7 +25,7 @@ CLOSE_S = 1.5  # for what is left at the end, then as much again at the most for
 _CUT_S = 0.4
 
 Send = Callable[[Sequence[Span]], str | None]
-"""Sends spans, in a thread; gives why it could not, in few words. None: they are sent."""
+"""Sends spans, in a thread; gives why it could not, in few words. None: they are sent. What it raises counts as such a why."""
 
 
 class Sender:
@@ -85,7 +85,10 @@ class Sender:
     def _empty(self) -> None:
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-            why = self._send(batch)
+            try:
+                why = self._send(batch)
+            except Exception as error:  # whatever the packages behind it raise, the thread goes on
+                why = type(error).__name__
             if why is None:
                 self._sent += len(batch)
                 self._works()

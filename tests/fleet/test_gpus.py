@@ -151,6 +151,15 @@ async def test_a_gpu_that_the_exporter_does_not_know_is_told_once() -> None:
     assert told["a"]["known"] == ["GPU-a", "GPU-b"]
 
 
+async def test_more_gpus_than_are_read_are_told_as_such() -> None:
+    with capture_logs() as logs:
+        async with watched([FakeGpu(at, f"GPU-{at}") for at in range(90)], a=("0",)):
+            async with asyncio.timeout(5):
+                while not logs:
+                    await asyncio.sleep(0.01)
+    assert logs[0]["why"].endswith("or more lines of them than are read")
+
+
 def test_all_of_a_large_machine_is_read_out_of_a_long_answer() -> None:
     text = exporter_text([FakeGpu(at, f"GPU-{at}") for at in range(80)])
     padding = b'DCGM_FI_DEV_SM_CLOCK{gpu="9"} 1980\n' * ((MAX_LOAD_BYTES - len(text)) // 36)
@@ -168,7 +177,15 @@ async def test_a_gateway_shows_them() -> None:
             assert not [name for name in await served.metrics() if "_gpu_" in name]
 
 
-@pytest.mark.parametrize(("gpus", "problem"), [("0", "must be a list"), ("[a b]", "letters, digits"), ("[true]", "string")])
+@pytest.mark.parametrize(
+    ("gpus", "problem"),
+    [
+        ("0", "must be a list"),
+        ("[a b]", "letters, digits"),
+        ("[true]", "string"),
+        ("[0, 1, '0']", "names 0 twice"),
+    ],
+)
 def test_names_of_gpus_that_are_none(gpus: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     engine = f"{{url: 'http://127.0.0.1:9', kind: openai, gpus: {gpus}}}"

@@ -202,7 +202,7 @@ def test_a_whole_call_quoted_in_a_value_is_data_where_ids_are_known() -> None:
         (
             '<tool_call>{"name": "f", "arguments": {"n": ' + "1" * 60 + "}}</tool_call>",
             "",
-            ((("f"), '{"n": ' + "1" * 60 + "}"),),
+            (("f", '{"n": ' + "1" * 60 + "}"),),
             [],
         ),
     ],

@@ -309,9 +309,9 @@ def test_both_exposition_formats_say_the_same() -> None:
     metrics = made()
     metrics(DONE)
     metrics.engine_info("a", "vllm", "0.33.0", "m")
-    content_type, body = metrics.expose("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    content_type, body = metrics.copied()("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert content_type == OPENMETRICS_TYPE
-    assert metrics.expose("text/plain")[0] == TEXT_TYPE
+    assert metrics.copied()("text/plain")[0] == TEXT_TYPE
     families = parse_openmetrics(body.decode())  # type: ignore[no-untyped-call]  # not typed
     samples = [s for family in families for s in family.samples]
     assert {(s.name, frozenset(s.labels.items())): s.value for s in samples} == read(metrics)
@@ -467,9 +467,9 @@ def test_an_engine_whose_failures_others_make_good_is_seen() -> None:
 def test_a_copy_is_of_its_moment() -> None:
     metrics = made()
     metrics(DONE)
-    before, write = metrics.expose(), metrics.copied()
+    before, write = metrics.copied()(""), metrics.copied()
     metrics(DONE)
-    assert write("") == before != metrics.expose()
+    assert write("") == before != metrics.copied()("")
 
 
 @pytest.mark.parametrize(("present", "gone"), [(17, 0), (9, 256)])

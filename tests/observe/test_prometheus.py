@@ -54,7 +54,7 @@ def served(metrics: Metrics, accepts: list[str]) -> Iterator[int]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             accepts.append(self.headers.get("Accept", ""))
-            content_type, body = metrics.expose(accepts[-1])
+            content_type, body = metrics.copied()(accepts[-1])
             self.send_response(200)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
@@ -86,6 +86,6 @@ def test_every_metric_can_be_queried_in_a_real_prometheus(tmp_path: Path) -> Non
 
 def test_promtool_finds_no_fault() -> None:
     checked = subprocess.run(
-        [program("promtool"), "check", "metrics"], input=filled().expose()[1], capture_output=True, timeout=30, check=False
+        [program("promtool"), "check", "metrics"], input=filled().copied()("")[1], capture_output=True, timeout=30, check=False
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")

@@ -71,6 +71,24 @@ async def test_a_failure_is_one_line_however_long_it_lasts_and_so_is_its_end() -
     ]
 
 
+async def test_whatever_sending_raises_the_next_are_sent() -> None:
+    raised: list[Exception] = [KeyError("no such"), MemoryError(), RecursionError()]
+
+    def send(spans: Sequence[Span]) -> None:
+        if raised:
+            raise raised.pop(0)
+
+    sender = Sender(send, lambda: None, every_s=0.001)
+    with capture_logs() as logs:
+        async with sender.sending():
+            for each in range(1, 4):
+                sender.put([SPAN])
+                await until(sender, "unsent", each)
+            sender.put([SPAN])
+            await until(sender, "sent_total", 1)
+    assert [(entry["log_level"], entry.get("why")) for entry in logs] == [("warning", "KeyError"), ("info", None)]
+
+
 async def test_at_the_end_nobody_waits_for_a_collector_that_is_down() -> None:
     tries: list[int] = []
 

@@ -38,7 +38,7 @@ def made(clock: list[float] | None = None) -> tuple[Metrics, RoutingTruth]:
 
 def value(metrics: Metrics, name: str, engine: str = "a", **labels: str) -> float | None:
     wanted = {"model": "m", "engine": engine, **labels}
-    families = parse_text(metrics.expose()[1].decode())
+    families = parse_text(metrics.copied()("")[1].decode())
     return next((s.value for family in families for s in family.samples if s.name == name and s.labels == wanted), None)
 
 
@@ -131,7 +131,7 @@ def test_what_the_documents_name_is_there_and_what_is_there_is_named() -> None:
     metrics, truth = made()
     told(metrics, 9_000)
     metrics(Prefilled("r", 1, "a", "m", 0.1, EXPECTED))
-    families = {family.name for family in parse_text(metrics.expose()[1].decode())}
+    families = {family.name for family in parse_text(metrics.copied()("")[1].decode())}
     named = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_total") for name in set(METRIC.findall(routing))}
     assert named <= families, named - families
     shown = {each.name.removesuffix("_total") for each in truth.families}

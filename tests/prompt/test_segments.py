@@ -96,7 +96,7 @@ def special(text: str, *, normalized: bool = False, swallows: bool = False) -> A
 )
 def test_cuts_are_only_where_a_token_is_sure_to_be_found(added: list[AddedText], expected: tuple[str, ...]) -> None:
     found, why = cut_tokens(added, "<a> <b> aa <a><b>")
-    if ("<a><b>") in [token.text for token in added]:
+    if "<a><b>" in [token.text for token in added]:
         found = tuple(text for text in found if text != "<a><b>")
     assert found == expected
     assert bool(why) is (not found)

@@ -27,7 +27,7 @@ def shown(group: Group) -> list[Metric]:
 
 def read(metrics: Metrics) -> dict[Key, float]:
     """Every sample of a scrape."""
-    families = parse_text(metrics.expose()[1].decode())
+    families = parse_text(metrics.copied()("")[1].decode())
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 

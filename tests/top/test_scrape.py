@@ -21,7 +21,7 @@ def test_what_is_shown_is_read_and_nothing_else() -> None:
 def test_the_gateway_s_own_metrics_are_read_alike_as_text_and_as_they_are() -> None:
     metrics = metrics_of([Served("m", ("a",), ("hermes",))])
     metrics(DONE)
-    _, text = metrics.expose()
+    _, text = metrics.copied()("")
     assert read(text, 1.0) == taken(metrics.moment(FAMILIES)(), 1.0)
     assert read(text, 1.0).of("interlock_completion_tokens_total") == {(("engine", "a"), ("model", "m")): 20.0}
 
