@@ -28,7 +28,7 @@ from support.scripted_engine import RESET, Seen, Step
 from support.vocabulary import small_tokenizer
 
 from gateway.settings import Settings
-from gateway.top.fetch import fetch, metrics_url
+from gateway.top.fetch import Scraper, metrics_url
 from gateway.top.screen import Frame, screen
 from gateway.top.view import view_of
 from gateway.top.window import History, Window
@@ -177,9 +177,9 @@ async def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         async with gateway(Path(folder)) as (served, failing), browser() as started, httpx.AsyncClient(trust_env=False) as client:
             asking = [asyncio.create_task(ask(served, number, over)) for number in range(CLIENTS)]
-            history, url = History(30.0), metrics_url(served.admin_url)
+            history, scrape = History(30.0), Scraper(client, metrics_url(served.admin_url))
             for second in range(LOAD_S):
-                end = history.add(await fetch(client, url))
+                end = history.add(await scrape())
                 if second % 10 == 0:
                     await served.client.get(f"{served.admin_url}/")  # its window begins here
                 if second == LOAD_S - 12:

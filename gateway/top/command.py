@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from gateway.top.fetch import Lost, fetch, metrics_url, named
+from gateway.top.fetch import Lost, Scraper, metrics_url, named
 from gateway.top.screen import Frame, screen
 from gateway.top.view import View, view_of
 from gateway.top.window import History
@@ -54,9 +54,10 @@ async def _print_once(url: str, *, as_json: bool) -> int:
     history = History(_ONCE_S)
     try:
         async with _client() as client:
-            history.add(await fetch(client, url))
+            scrape = Scraper(client, url)
+            history.add(await scrape())
             await asyncio.sleep(_ONCE_S)
-            view = view_of(history.add(await fetch(client, url)))
+            view = view_of(history.add(await scrape()))
     except Lost as error:
         print(f"interlock: {text(named(url))}: {text(str(error))}", file=sys.stderr)
         return 1
@@ -88,6 +89,7 @@ class _Watching:
             loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGWINCH, self._changed.set)
         scraping = asyncio.create_task(self._scrape())
+        scraping.add_done_callback(lambda _: self._end())  # it ends by a bug of ours alone, which is to be seen
         console = Console()
         try:
             with _keys(loop, self._end), Live(console=console, screen=True, auto_refresh=False) as live:
@@ -108,10 +110,11 @@ class _Watching:
 
     async def _scrape(self) -> None:
         async with _client() as client:
+            scrape = Scraper(client, self._url)
             while True:
                 began_s = time.monotonic()
                 try:
-                    self._view = view_of(self._history.add(await fetch(client, self._url)))
+                    self._view = view_of(self._history.add(await scrape()))
                     self._seen, self._lost = _clock(), ""
                 except Lost as error:
                     known = f"; what is shown is of {self._seen}" if self._seen else ""

@@ -18,6 +18,7 @@ MAX_BYTES = 1 << 24
 _MAX_READ_BYTES = 1 << 22  # of the lines that are shown: reading one costs microseconds a character
 _MAX_LINE_BYTES = 4096
 _MAX_LABEL_CHARS = 256
+_MAX_LABELS = 16  # of a line: reading them costs their number times the line
 
 COUNTERS = (
     "interlock_requests_total",
@@ -113,6 +114,6 @@ def _shown_lines(text: bytes) -> str:
         if line.startswith(b"interlock_") and line.partition(b"{")[0].partition(b" ")[0].decode("ascii", "replace") in _READ:
             kept.append(line)
             size += len(line)
-            if len(line) > _MAX_LINE_BYTES or size > _MAX_READ_BYTES:
+            if len(line) > _MAX_LINE_BYTES or size > _MAX_READ_BYTES or line.count(b'="') > _MAX_LABELS:
                 raise NotMetrics("it is too long")
     return b"\n".join(kept).decode("utf-8", "replace") + "\n"

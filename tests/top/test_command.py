@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,8 +22,9 @@ from support.scrapes import UP, text_of
 from support.scripted_engine import completion
 
 from gateway.cli import app
-from gateway.top.fetch import Lost, fetch, metrics_url
+from gateway.top.fetch import Lost, Scraper, metrics_url
 from gateway.top.rows import EngineRow, FailureRow, ModelRow, ParseFailureRow, Totals
+from gateway.top.scrape import NotMetrics, Scrape
 from gateway.top.troubles import Trouble
 from gateway.top.view import View
 from gateway.wire import jsonio
@@ -132,7 +134,7 @@ def test_the_json_is_documented_field_by_field() -> None:
 async def test_what_is_no_gateway_is_told_in_one_line(answer: bytes, why: str) -> None:
     async with answering(answer) as url, httpx.AsyncClient(timeout=30, trust_env=False) as client:
         with pytest.raises(Lost) as lost:
-            await fetch(client, metrics_url(url))
+            await Scraper(client, metrics_url(url))()
     assert str(lost.value).startswith(why)
     assert len(str(lost.value)) < 200
 
@@ -142,7 +144,38 @@ async def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytes
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"
     async with answering(answer, hang=True) as url, httpx.AsyncClient(timeout=30, trust_env=False) as client:
         with pytest.raises(Lost, match="no answer within"):
-            await fetch(client, metrics_url(url))
+            await Scraper(client, metrics_url(url))()
+
+
+async def lost(scrape: Scraper) -> str:
+    with pytest.raises(Lost) as error:
+        await scrape()
+    return str(error.value)
+
+
+async def test_an_answer_that_takes_long_to_read_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    going, most, over = 0, 0, threading.Event()
+
+    def slow(text: bytes, at_s: float) -> Scrape:
+        nonlocal going, most
+        going += 1
+        most = max(most, going)
+        over.wait(20)
+        going -= 1
+        raise NotMetrics("it was slow")
+
+    monkeypatch.setattr("gateway.top.fetch._WITHIN_S", 0.2)
+    monkeypatch.setattr("gateway.top.fetch.read", slow)
+    async with answering(http(text_of(UP))) as url, httpx.AsyncClient(timeout=30, trust_env=False) as client:
+        scrape = Scraper(client, metrics_url(url))
+        assert "no answer within" in await lost(scrape)
+        for _ in range(3):
+            assert "still being read" in await lost(scrape)
+        over.set()
+        async with asyncio.timeout(20):
+            while "it was slow" not in await lost(scrape):
+                await asyncio.sleep(0.01)
+    assert most == 1
 
 
 async def test_a_hostile_word_in_the_reason_is_text() -> None:
@@ -162,6 +195,13 @@ async def test_a_gateway_that_is_not_there_is_told_in_one_line() -> None:
     assert re.fullmatch(r"interlock: http://127\.0\.0\.1:1/metrics: not reached: .+\n", ran.err)
 
 
+async def test_a_name_that_no_resolver_takes_is_told_in_one_line() -> None:
+    ran = await once(f"http://{'a' * 300}/")
+    assert (ran.code, ran.out) == (1, "")
+    assert "not reached: " in ran.err.splitlines()[-1]
+    assert len(ran.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -169,6 +209,9 @@ async def test_a_gateway_that_is_not_there_is_told_in_one_line() -> None:
         (["--url", "ftp://h"], "--url"),
         (["--url", "http://"], "--url"),
         (["--url", "http://h:99999"], "--url"),
+        (["--url", "http://xn--a/"], "--url"),
+        (["--url", "http://ü..x/"], "--url"),
+        (["--url", "http://127.0.0.1:1/\x07"], "--url"),
         ([], "no terminal"),
     ],
 )

@@ -49,6 +49,7 @@ def test_labels_are_as_they_were_written_and_bounded() -> None:
         b"interlock_engine_up\n",
         b'interlock_engine_up{model="' + b"x" * 5000 + b'"} 1\n',
         b"interlock_pressure 1\n" * 250_000,
+        b"interlock_engine_up{" + b",".join(b'a%d="x"' % number for number in range(17)) + b"} 1\n",
         b"#" * (MAX_BYTES + 1),
     ],
 )
