@@ -238,7 +238,7 @@ def assembled(name: str, title: str, text: str, parts: Sequence[tuple[str, Seque
 
 def _variables() -> Iterator[Builder[model.VariableModel]]:
     yield build.DatasourceVariable("datasource").label("Data source").type("prometheus")
-    yield _choice("model", "label_values(interlock_inflight_requests, model)")
+    yield _choice("model", "label_values(interlock_model_engines_ready, model)")
     yield _choice("engine", f"label_values(interlock_inflight_requests{{{MODEL}}}, engine)")
     bounds = "0.25,0.5,1.0,2.5,5.0,10.0,20.0"  # of the histogram: between two of them nothing is known
     promised = build.CustomVariable("objective").label("TTFT objective (s)").values(bounds)

@@ -36,9 +36,10 @@ process, and begin at zero with it.
 - **Labels** hold names of the settings, engines that serve, and words of closed sets, never a client's or a model's text: what is
   not known is `other`. The number of series depends on the settings and the fleet alone. Of engines that left, sixteen at the
   most are shown, for five minutes.
-- **Counters** exist at zero once an engine can be given requests, so that `rate` sees their first increase. A histogram begins
-  with its first value. Where something is not known, such as the load of an engine that does not say it, there is no series: that
-  is not 0.
+- **Counters** exist at zero once an engine can be given requests, so that `rate` sees their first increase; those of requests
+  that no engine is asked for, from the start. (Once a metric has 1000 series, those of further engines begin with their first
+  count, but for the few that any engine has.) A histogram begins with its first value: divide counters by counters. Where
+  something is not known, such as the load of an engine that does not say it, there is no series: that is not 0.
 - **Bounds** of histograms are vLLM's where vLLM has one of the same meaning, so that both fit into one panel; where ours are
   finer, there are more below them.
 - **Exemplars**: in OpenMetrics the buckets of requests hold the trace id of the last request that fell there, of traces that are

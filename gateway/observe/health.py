@@ -26,7 +26,19 @@ class Health(Group):
 
             return read
 
+        def ready() -> Iterator[tuple[Labels, float]]:
+            counts = dict.fromkeys(known.served, 0.0)
+            for each in registry.members.values():
+                counts[each.model] += registry.standing(each.id).ready
+            yield from (((model,), count) for model, count in counts.items())
+
         families = (
+            Gauge(
+                "interlock_model_engines_ready",
+                "Engines of the model that can serve; 0 where none can, and where it has none.",
+                ("model",),
+                ready,
+            ),
             Gauge("interlock_engine_up", "1: the engine can serve, by its probes and connections.", PAIR, of(lambda e: e.ready)),
             Gauge(
                 "interlock_engine_breaker_state",

@@ -1,6 +1,10 @@
 """What a scrape says of engines' health."""
 
-from support.gateway import sample, serving, settings_for
+import json
+from pathlib import Path
+
+import pytest
+from support.gateway import sample, serving, settings_for, tiny_model
 from support.metrics import shown
 from support.scripted_engine import ScriptedEngine
 from support.wiring import fleet
@@ -10,6 +14,7 @@ from gateway.fleet.registry import Registry
 from gateway.fleet.standing import StandingRules
 from gateway.observe.group import Known, Served
 from gateway.observe.health import Health
+from gateway.settings import Settings
 
 
 def read(health: Health) -> dict[str, float]:
@@ -42,3 +47,27 @@ async def test_a_gateway_tells_it() -> None:
         assert metrics[sample("interlock_engine_breaker_state", model="m", engine="e")] == 0
         engine.up = False
         await served.settled(sample("interlock_engine_up", model="m", engine="e"), 0, within_s=10)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_model_that_lost_its_engines_is_told_of(tmp_path: Path, others: int) -> None:
+    """By the file that names them: then nothing is left that an engine's series could be of."""
+    file = tmp_path / "engines.json"
+
+    def names(*urls: str) -> None:
+        file.write_text(json.dumps([{"id": f"e{at}", "url": url, "kind": "llamacpp"} for at, url in enumerate(urls)]))
+
+    ready = sample("interlock_model_engines_ready", model="m")
+    async with ScriptedEngine().running() as engine, ScriptedEngine().running() as other:
+        names(engine.url, *[other.url] * others)
+        model = {"name": "m", "source": str(tiny_model()), "engines_file": str(file)}
+        raw = {"server": {"port": 0, "admin_port": 0, "drain_s": 1}, "limits": {"render_workers": 0}, "models": [model]}
+        async with serving(Settings.model_validate(raw)) as served:
+            await served.settled(ready, 1 + others, within_s=10)
+            names()
+            await served.settled(ready, 0, within_s=10)
+            assert (await served.chat()).json()["error"]["code"] == "no_engine"
+            metrics = await served.metrics()
+            assert not [name for name in metrics if name.startswith("interlock_engine_up")]
+            failed = sample("interlock_request_failures_total", model="m", outcome="rejected", reason="no_engine")
+            assert metrics[failed] == 1
