@@ -4,7 +4,10 @@ They exist once: in a checkout as `grafana/` and `deploy/prometheus/rules/`, in 
 pyproject.toml puts them.
 """
 
+import os
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +23,7 @@ class NoAssets(Exception):
 
 
 class AssetsChanged(Exception):
-    """Files are there that say something else; the message names them."""
+    """Files are there that say something else, or what is no file; the message names them."""
 
 
 def shipped() -> dict[str, bytes]:
@@ -51,18 +54,42 @@ def with_runbook(files: Mapping[str, bytes], url: str) -> dict[str, bytes]:
 
 def write(files: Mapping[str, bytes], folder: Path, *, force: bool = False) -> list[str]:
     """Writes those that are not there, or not the same, and gives their names. Without `force` it replaces none, and then writes
-    none at all where one would have to be.
+    none at all where one would have to be. Each is there whole or not at all, and none is where one could not be written.
 
     Raises:
-        AssetsChanged: some are there and say something else.
+        AssetsChanged: some are there and say something else, or are no files.
         OSError: the folder cannot be written.
     """
-    there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
-    changed = [name for name, content in there.items() if content != files[name]]
-    if changed and not force:
+    there = {name: mode for name in files if (mode := _mode(folder / name)) is not None}
+    if odd := [name for name, mode in there.items() if not stat.S_ISREG(mode)]:
+        raise AssetsChanged(f"{folder}: {', '.join(odd)}: no regular file, which is not written through: remove it first")
+    same = {name for name in there if (folder / name).read_bytes() == files[name]}
+    if (changed := [name for name in there if name not in same]) and not force:
         raise AssetsChanged(f"{folder}: {', '.join(changed)} say something else. `--force` replaces what was changed there")
-    written = [name for name, content in files.items() if there.get(name) != content]
-    for name in written:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(files[name])
+    written = [name for name in files if name not in same]
+    _replace({folder / name: files[name] for name in written})
     return written
+
+
+def _mode(path: Path) -> int | None:
+    """What is there, a link itself being one; None: nothing."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _replace(contents: Mapping[Path, bytes]) -> None:
+    """Writes all beside their places first, under names that neither Grafana nor Prometheus reads."""
+    parts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
+    try:
+        for path, part in parts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("xb") as file:
+                file.write(contents[path])
+        for path, part in parts.items():
+            part.replace(path)
+    finally:
+        for part in parts.values():
+            with suppress(OSError):
+                part.unlink()

@@ -125,11 +125,18 @@ def check_config(file: Annotated[Path, typer.Argument(help="The settings file (Y
     typer.echo(f"{file}: ok")
 
 
+def _folder(name: str) -> Path:
+    if not name:  # which a path would take for the folder that one is in
+        raise typer.BadParameter("names no folder")
+    return Path(name)
+
+
 @app.command()
 def assets(
     *,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where they go: DIR/grafana and DIR/prometheus.", show_default=False)
+        Path,
+        typer.Argument(metavar="DIR", help="Where they go: DIR/grafana and DIR/prometheus.", show_default=False, parser=_folder),
     ],
     runbook: Annotated[str | None, typer.Option(help="Where docs/operating.md can be read, for the links to it.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that say something else.")] = False,

@@ -1,5 +1,6 @@
 """`interlock assets`: it writes what came with the installation, and nothing over what was changed."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,53 @@ def test_the_command_says_what_it_would_have_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "grafana/overview.json").read_text() == "mine"
     assert run(str(tmp_path), "--force").exit_code == 0
     assert there(tmp_path) == shipped()
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize("odd", ["link", "dangling link", "pipe", "folder"])
+def test_nothing_is_written_through_what_is_no_file(tmp_path: Path, odd: str, force: list[str]) -> None:
+    at, elsewhere = tmp_path / "new" / "grafana" / "overview.json", tmp_path / "elsewhere"
+    at.parent.mkdir(parents=True)
+    if odd == "pipe":
+        os.mkfifo(at)
+    elif odd == "folder":
+        at.mkdir()
+    else:
+        at.symlink_to(elsewhere)
+    if odd == "link":
+        elsewhere.write_text("mine")
+    refused = run(str(tmp_path / "new"), *force)
+    assert refused.exit_code == 2
+    assert "grafana/overview.json: no regular file" in refused.output
+    assert [file.name for file in at.parent.iterdir()] == ["overview.json"]
+    assert (elsewhere.read_text() if odd == "link" else elsewhere.exists()) == ("mine" if odd == "link" else False)
+
+
+def test_where_one_cannot_be_written_the_others_stay_as_they_were(tmp_path: Path) -> None:
+    write(FILES, tmp_path)
+    (tmp_path / f"prometheus/.b.yml.{os.getpid()}").mkdir()  # in the way of what is written beside its place first
+    with pytest.raises(FileExistsError):
+        write(dict.fromkeys(FILES, b"new"), tmp_path, force=True)
+    assert {name: (tmp_path / name).read_bytes() for name in FILES} == FILES
+    assert [file.name for file in (tmp_path / "grafana").iterdir()] == ["a.json"]
+
+
+def test_others_can_read_what_is_written_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write(FILES, tmp_path)
+    finally:
+        os.umask(before)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in FILES} == {0o644}
+
+
+def test_no_folder_is_not_the_one_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run("")
+    assert refused.exit_code == 2
+    assert "names no folder" in refused.output
+    assert there(tmp_path) == {}
+    assert run(".").exit_code == 0
 
 
 def test_what_cannot_be_written_fails(tmp_path: Path) -> None:
