@@ -221,7 +221,7 @@ class RoutingSettings(Section):
     chunk_tokens: int = Field(128, ge=1, le=65_536)
     """Prompts are known by chunks of so many tokens. A multiple of the engines' block size."""
 
-    hold_s: float | None = Field(0.5, ge=0, allow_inf_nan=False)
+    hold_s: float | None = Field(0.7, ge=0, allow_inf_nan=False)
     """With `cost`: a request waits in the gateway where its best engine has more seconds of prompts ahead of it, or no room for
     it, so that it goes to the engine that is best when there is room, at most `limits.queue_wait_s`. `null`: it never does."""
 

@@ -27,7 +27,7 @@ class Tuning:
 
     policy: PolicyName = "cost"
     chunk_tokens: int = 128
-    hold_s: float | None = 0.5
+    hold_s: float | None = 0.7
     kappa_max: float = 12.0
     index_entries: int = 2_000_000
 
