@@ -43,7 +43,7 @@ from gateway.observe.health import Health
 from gateway.observe.load import Load
 from gateway.observe.metrics import Metrics
 from gateway.observe.redact import Redactor
-from gateway.observe.scrape import Scrapes
+from gateway.observe.shared import Shared
 from gateway.observe.truth import RoutingTruth
 from gateway.prompt.pool import RenderPool
 from gateway.prompt.worker import Spoken
@@ -262,7 +262,7 @@ def _applications(parts: _Parts, models: tuple[Model, ...]) -> tuple[ASGIApp, AS
         is_open=lambda: condition.open,
         trace=parts.traces.begin,
     )
-    scrapes = Scrapes(parts.metrics.copied)
+    scrapes = Shared(parts.metrics.copied, "metrics")
     public = operations(registry, models, condition, scrapes if is_loopback(server.host) else None, to_operators=False)
     add_models(public, names, partial(_listing, registry))
     debugging = Debugging(dialect, names, registry, options)

@@ -5,10 +5,8 @@ escaped, nothing is a script, and the content security policy allows the page's 
 `/metrics` and `/fleet`, read in the same moment.
 """
 
-import asyncio
 import base64
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,6 +24,7 @@ from prometheus_client.core import Metric
 from gateway.errors import BadRequest
 from gateway.observe.explain import RequestStory
 from gateway.observe.faults import FaultStory, LastFaults
+from gateway.observe.shared import Shared
 from gateway.server.admin import EngineEntry
 from gateway.server.profiles import ModelProfile
 from gateway.server.site import OwnSite
@@ -41,6 +40,7 @@ _WINDOW_S = 60.0
 _SHARED_S = 0.5  # for so long a page is given to whoever asks
 _DECISIONS = 12
 _MOST_REFRESH_S = 3600
+_ASKS_AGAIN, _TURN = "<!-- asks again -->", "<!-- turn -->"  # of the template alone, as all else that is put in is escaped
 
 Moment = Callable[[Collection[str]], Callable[[], Iterable[Metric]]]
 
@@ -62,6 +62,7 @@ class _Moment:
     """What was read on the loop, for another thread to make a page of."""
 
     at: datetime
+    at_s: float
     metrics: Callable[[], Iterable[Metric]]
     engines: Sequence[EngineEntry]
     decisions: Sequence[RequestStory]
@@ -70,15 +71,14 @@ class _Moment:
 
 
 class Page:
-    """Makes the page, in a thread of its own, one at a time: those who ask within half a second share one. `clock_s` never goes
-    back."""
+    """Makes the page, in a thread of its own, one at a time: those who ask within half a second share one, however often each
+    has it asked for again. `clock_s` never goes back."""
 
     def __init__(self, facts: Facts, clock_s: Callable[[], float]) -> None:
         self._facts = facts
         self._clock_s = clock_s
         self._history = History(_WINDOW_S)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="page")
-        self._made: dict[int, tuple[float, str]] = {}
+        self._shared = Shared(self._copied, "page", old_s=_SHARED_S)
         style = files("gateway.server").joinpath("page.css").read_text("utf-8")
         environment = Environment(
             autoescape=True, finalize=_visible, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -90,30 +90,29 @@ class Page:
 
     async def html(self, refresh_s: int) -> str:
         """The page of now, which the browser asks for again after so many seconds; 0: it does not."""
-        made = self._made.get(refresh_s)
-        if made is not None and self._clock_s() - made[0] < _SHARED_S:
-            return made[1]
+        html = await self._shared(None)
+        return html.replace(_ASKS_AGAIN, _asks_again(refresh_s)).replace(_TURN, _turn(refresh_s))
+
+    def _copied(self) -> Callable[[None], str]:
         facts = self._facts
         moment = _Moment(
             datetime.now(UTC),
+            self._clock_s(),
             facts.moment(FAMILIES),
             facts.engines(),
             tuple(facts.decisions(_DECISIONS)),
             facts.faults.last(),
             facts.draining(),
         )
-        html = await asyncio.get_running_loop().run_in_executor(self._thread, self._render, moment, refresh_s)
-        self._made = {refresh_s: (self._clock_s(), html)}
-        return html
+        return lambda _: self._render(moment)
 
-    def _render(self, moment: _Moment, refresh_s: int) -> str:
-        view = view_of(self._history.add(taken(moment.metrics(), self._clock_s())))
+    def _render(self, moment: _Moment) -> str:
+        view = view_of(self._history.add(taken(moment.metrics(), moment.at_s)))
         measured = {(row.model, row.engine): row for row in view.engines}
         fleet = [(entry, measured.get((entry.model, entry.id))) for entry in moment.engines]
         return self._template.render(
             at=moment.at,
             version=version("interlock"),
-            refresh_s=refresh_s,
             view=replace(view, troubles=_with_reasons(view, moment.engines)),
             fleet=sorted(fleet, key=_badness),
             decisions=moment.decisions,
@@ -132,6 +131,16 @@ def add_page(api: FastAPI, page: Page, site: OwnSite) -> None:
         refresh: Annotated[str | None, Query(description="Seconds until the browser asks again; 0: it does not")] = None,
     ) -> HTMLResponse:
         return HTMLResponse(await page.html(_seconds(refresh)), headers=page.headers)
+
+
+def _asks_again(refresh_s: int) -> str:
+    return f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
+
+
+def _turn(refresh_s: int) -> str:
+    if refresh_s:
+        return f'every {refresh_s} s <a href="/?refresh=0">pause</a>'
+    return f'paused <a href="/?refresh={REFRESH_S}">go on</a>'
 
 
 def _seconds(refresh: str | None) -> int:

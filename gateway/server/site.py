@@ -24,10 +24,13 @@ class OwnSite:
     def __init__(self, names: Collection[str] = ()) -> None:
         self._names = frozenset(each.casefold() for each in names)
 
-    async def asked(self, host: _Said = None) -> None:
-        """For a request that only reads: it must be for this address. Raises ForeignSite."""
+    async def asked(self, host: _Said = None, sec_fetch_site: _Said = None, sec_fetch_dest: _Said = None) -> None:
+        """For a request that only reads: it must be for this address. A page of another site may only link here, as what it has
+        the browser fetch costs us and shows nobody anything. Raises ForeignSite."""
         if host is not None and not self._is_own(host):
             raise ForeignSite("The admin port has no such name; `server.admin_names` gives it names.", param="host")
+        if sec_fetch_site == "cross-site" and sec_fetch_dest != "document":
+            raise ForeignSite("A page of another site may only link here.", param="sec-fetch-site")
 
     async def changed(self, host: _Said = None, origin: _Said = None, sec_fetch_site: _Said = None) -> None:
         """For one that changes something: no page of another site may have asked. Raises ForeignSite."""

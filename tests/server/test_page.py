@@ -4,6 +4,7 @@ has no complaint of it."""
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import re
 from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
@@ -277,6 +278,40 @@ async def test_hostile_words_are_text_wherever_they_stand() -> None:
     assert parsed.text.count(shown) > 20
     assert not [char for char in html if not char.isprintable() and char != "\n"]
     html.encode()
+
+
+async def test_all_who_look_at_once_are_given_one_page_whatever_they_have_asked_again() -> None:
+    looked = 0
+
+    def engines() -> list[EngineEntry]:
+        nonlocal looked
+        looked += 1
+        return []
+
+    made = Page(dataclasses.replace(hostile_facts(), engines=engines), lambda: 0.0)
+    pages = await asyncio.gather(*(made.html(seconds % 4) for seconds in range(40)))
+    assert looked == 1
+    assert len(set(pages)) == 4
+    for seconds, html in enumerate(pages[:4]):
+        assert html.count('<meta http-equiv="refresh"') == (1 if seconds else 0)
+        assert (f"every {seconds} s" if seconds else "paused") in _Text(html).text
+        assert "<!--" not in html
+
+
+@pytest.mark.parametrize("path", ["", "fleet", "explain?last=1"])
+async def test_a_page_of_another_site_can_link_to_it_and_do_no_more(path: str) -> None:
+    async with scripted() as (_, served):
+
+        async def status(**said: str) -> int:
+            headers = {name.replace("_", "-"): value for name, value in said.items()}
+            return (await served.client.get(f"{served.admin_url}/{path}", headers=headers)).status_code
+
+        for dest in ("empty", "image", "script", "iframe"):
+            assert await status(sec_fetch_site="cross-site", sec_fetch_mode="no-cors", sec_fetch_dest=dest) == 403
+        assert await status(sec_fetch_site="cross-site") == 403
+        assert await status(sec_fetch_site="cross-site", sec_fetch_mode="navigate", sec_fetch_dest="document") == 200
+        assert await status(sec_fetch_site="same-origin", sec_fetch_dest="empty") == 200
+        assert await status(sec_fetch_site="none", sec_fetch_dest="document") == 200
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Scrapes are written beside the loop, one at a time, and none is of a moment before it was asked for."""
+"""What is made beside the loop is made one at a time, and none is of a moment before it was asked for, or not long before."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from gateway.observe.metrics import Written
-from gateway.observe.scrape import Scrapes
+from gateway.observe.shared import Shared
 
 LONG_S = 0.5
 
@@ -40,7 +40,7 @@ class Source:
 
 async def test_the_loop_goes_on_while_a_scrape_is_written() -> None:
     source = Source(LONG_S)
-    scrape = asyncio.create_task(Scrapes(source.copied)("x"))
+    scrape = asyncio.create_task(Shared(source.copied, "test")("x"))
     turns = 0
     while not scrape.done():
         await asyncio.sleep(0.001)
@@ -51,7 +51,7 @@ async def test_the_loop_goes_on_while_a_scrape_is_written() -> None:
 
 async def test_scrapes_that_come_meanwhile_share_the_next_and_see_what_was_when_they_asked() -> None:
     source = Source(0.1)
-    scrapes = Scrapes(source.copied)
+    scrapes = Shared(source.copied, "test")
     first = asyncio.create_task(scrapes("x"))
     await asyncio.sleep(0.02)
     source.now = 1
@@ -65,16 +65,33 @@ async def test_scrapes_that_come_meanwhile_share_the_next_and_see_what_was_when_
 
 
 async def test_each_scraper_is_given_the_format_that_it_takes() -> None:
-    scrapes = Scrapes(Source(0.02).copied)
+    scrapes = Shared(Source(0.02).copied, "test")
     answers = await asyncio.gather(*(scrapes(accept) for accept in ("x", "y", "x", "y")))
     assert [kind for kind, _ in answers] == ["x", "y", "x", "y"]
 
 
 async def test_one_that_is_given_up_is_still_the_only_one_that_is_written() -> None:
     source = Source(0.1)
-    scrapes = Scrapes(source.copied)
+    scrapes = Shared(source.copied, "test")
     first = asyncio.create_task(scrapes("x"))
     await asyncio.sleep(0.02)
     first.cancel()
     assert await scrapes("x") == ("x", b"0")
     assert source.most_writing == 1
+
+
+async def test_what_was_copied_a_moment_ago_is_given_again_where_that_is_wanted() -> None:
+    source = Source(0.02)
+    lately = Shared(source.copied, "test", old_s=60.0)
+    assert await asyncio.gather(*(lately("x") for _ in range(5))) == [("x", b"0")] * 5
+    source.now = 1
+    assert await lately("x") == ("x", b"0")
+    assert source.copies == 1
+
+
+async def test_its_age_is_that_of_its_numbers_not_of_its_text() -> None:
+    source = Source(0.1)
+    lately = Shared(source.copied, "test", old_s=0.05)
+    await lately("x")
+    source.now = 1
+    assert await lately("x") == ("x", b"1")
