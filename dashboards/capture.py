@@ -7,18 +7,19 @@ from dashboards.parts import (
     EVERY,
     PAIR,
     RANGE,
+    SERVED,
     Panel,
     Query,
     assembled,
     heat,
     labels,
     lines,
+    mean,
     number,
     quantile,
-    ratio,
 )
 
-_ENDED = f"interlock_request_duration_seconds_count{{{PAIR}}}"
+_ENDED = f'interlock_requests_total{{{PAIR},model!="unknown"}}'
 
 
 def dashboard() -> Dashboard:
@@ -113,19 +114,17 @@ def _trust() -> list[Panel]:
 
 
 def _plan() -> list[Panel]:
-    def mean(name: str) -> str:
-        return ratio(f"rate(interlock_{name}{{{PAIR}}}{EVERY})", f"rate({_ENDED}{EVERY})", "model")
-
     return [
         lines(
             "Tokens by request",
-            "Mean prompt, cached and answer tokens of a request: with the rate of requests, the load that a plan is made for.",
+            "Mean prompt, cached and answer tokens of a request that an engine was asked for: with the rate of requests, the "
+            "load that a plan is made for.",
             "short",
             [
-                Query(mean("prompt_tokens_total"), "{{model}}: prompt"),
-                Query(mean("cached_prompt_tokens_total"), "{{model}}: of it cached"),
-                Query(mean("completion_tokens_total"), "{{model}}: answer"),
-                Query(mean("reasoning_tokens_total"), "{{model}}: of it thoughts"),
+                Query(_tokens("prompt"), "{{model}}: prompt"),
+                Query(_tokens("cached_prompt"), "{{model}}: of it cached"),
+                Query(_tokens("completion"), "{{model}}: answer"),
+                Query(_tokens("reasoning"), "{{model}}: of it thoughts"),
             ],
         ),
         lines(
@@ -143,15 +142,19 @@ def _plan() -> list[Panel]:
         ),
         lines(
             "Length of requests: p95 by p50",
-            "How uneven requests are. By Kingman's formula waiting grows with the square of their variation: a cap on the "
-            "answer's tokens lowers it where the mean is fine.",
+            "How uneven requests are, of those that an engine was asked for. By Kingman's formula waiting grows with the square "
+            "of their variation: a cap on the answer's tokens lowers it where the mean is fine.",
             "short",
             [
                 Query(
-                    f"{quantile(0.95, 'request_duration_seconds', 'model')}"
-                    f" / ({quantile(0.5, 'request_duration_seconds', 'model')} > 0)",
+                    f"{quantile(0.95, 'request_duration_seconds', 'model', SERVED)}"
+                    f" / ({quantile(0.5, 'request_duration_seconds', 'model', SERVED)} > 0)",
                     "{{model}}",
                 )
             ],
         ),
     ]
+
+
+def _tokens(which: str) -> str:
+    return mean(f"interlock_{which}_tokens_total", EVERY, "model")

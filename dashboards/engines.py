@@ -2,8 +2,8 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.parts import EVERY, PAIR, Panel, Query, assembled, labels, lines, ratio, states
-from dashboards.questions import add_engine, sick_engine
+from dashboards.parts import EVERY, MODEL, PAIR, SICK, Panel, Query, assembled, labels, lines, ratio, states
+from dashboards.questions import BREAKER, UP, add_engine, sick_engine
 
 _NAME = "{{model}} {{engine}}"
 _GPU = "{{engine}} GPU {{gpu}}"
@@ -29,14 +29,16 @@ def _each(name: str, how: str = "max") -> str:
 
 
 def _health() -> list[Panel]:
-    breakers = {"0": ("closed", "green"), "1": ("open", "red"), "2": ("half open", "orange")}
+    return [sick_engine(), *_able(), *_failing()]
+
+
+def _able() -> list[Panel]:
     return [
-        sick_engine(),
         states(
             "Up",
             "Whether an engine can serve, by its probes and connections. Gateways may differ: the worst is shown.",
             Query(_each("engine_up", "min"), _NAME),
-            {"0": ("down", "red"), "1": ("up", "green")},
+            UP,
             width=12,
         ),
         states(
@@ -44,13 +46,34 @@ def _health() -> list[Panel]:
             "What an engine's failures made of it. open: no requests go there; half open: one tries it. An engine that is up "
             "with an open breaker answers probes and fails requests: read its log.",
             Query(_each("engine_breaker_state"), _NAME),
-            breakers,
+            BREAKER,
             width=12,
         ),
         lines(
+            "Engines that can serve, by model",
+            "Those of a model that are up. 0: its requests are refused, also where nothing names an engine for it any more. "
+            "Gateways may differ: the least is shown.",
+            "short",
+            [Query(f"min by (model) (interlock_model_engines_ready{{{MODEL}}})", "{{model}}")],
+        ),
+        states(
+            "Another tokenizer than its model's",
+            "An engine that makes other token ids of a text than the model's files is kept out of service: it has another "
+            "model, or another version of it.",
+            Query(_each("engine_tokenizer_mismatch"), _NAME),
+            {"0": ("the same", "green"), "1": ("another", "red")},
+            width=12,
+        ),
+    ]
+
+
+def _failing() -> list[Panel]:
+    return [
+        lines(
             "Attempts failed, by reason",
             "Attempts without an answer, also where another engine then served. unreachable: no connection. refused: an error"
-            " answer. broke: the stream was cut. headers, first_token, between_tokens: which time limit it met.",
+            " answer. broke: the stream was cut. headers, first_token, between_tokens: which time limit it met. Some are not "
+            "its doing: what the client asked (bad_request) or did, and whole answers that broke a rule (schema_miss).",
             "reqps",
             [
                 Query(
@@ -61,12 +84,13 @@ def _health() -> list[Panel]:
         ),
         lines(
             "Share of attempts failed",
-            "Of what each engine was asked. One alone is sick; all together, look at the network or at what is asked.",
+            "By the engine's doing, of what it was asked. One alone is sick; all together, look at the network or at what is "
+            "asked.",
             "percentunit",
             [
                 Query(
                     ratio(
-                        f"rate(interlock_attempt_failures_total{{{PAIR}}}{EVERY})",
+                        f"rate(interlock_attempt_failures_total{{{SICK}}}{EVERY})",
                         f"rate(interlock_attempts_total{{{PAIR}}}{EVERY})",
                         "model, engine",
                     ),
@@ -80,14 +104,6 @@ def _health() -> list[Panel]:
             "cache.",
             "short",
             [Query(_each("engine_restarts_total"), _NAME)],
-        ),
-        states(
-            "Another tokenizer than its model's",
-            "An engine that makes other token ids of a text than the model's files is kept out of service: it has another "
-            "model, or another version of it.",
-            Query(_each("engine_tokenizer_mismatch"), _NAME),
-            {"0": ("the same", "green"), "1": ("another", "red")},
-            width=12,
         ),
     ]
 
@@ -132,7 +148,7 @@ def _load() -> list[Panel]:
         ),
         lines(
             "Prompt tokens read, by engine",
-            "Those that were not in its cache: the prefill work.",
+            "Those that were not in its cache: the prefill work. No line: it does not say what it had.",
             "si:tok/s",
             [
                 Query(

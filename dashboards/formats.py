@@ -21,6 +21,7 @@ from dashboards.questions import engine_kind, failing_format, model_or_engine
 
 _FAILED = f"interlock_parse_failures_total{{{PAIR}}}"
 _ASKED = f"interlock_requests_total{{{SERVED}}}"
+_ATTEMPTS = f"interlock_attempts_total{{{PAIR}}}"
 _ENDS = f"interlock_answers_total{{{PAIR}}}"
 _CUT = f'interlock_answers_total{{{PAIR},finish_reason="length"}}'
 _CALLS = f"interlock_tool_calls_total{{{PAIR}}}"
@@ -38,7 +39,7 @@ def dashboard() -> Dashboard:
             ("Now", _now()),
             ("Whose fault is it?", _whose()),
             ("What is wrong", _kinds()),
-            ("Ends of answers, tools and thoughts", _ends()),
+            ("Ends of answers, tools and thoughts", [*_ends(), *_thoughts(), _checked()]),
         ],
     )
 
@@ -88,7 +89,7 @@ def _now() -> list[Panel]:
 def _whose() -> list[Panel]:
     joined = "* on (model, engine) group_left (engine_kind)"
     failed = f"sum by (model, engine, format) (rate({_FAILED}{EVERY})) {joined} {engine_kind()}"
-    asked = f"sum by (model, engine) (rate({_ASKED}{EVERY})) {joined} {engine_kind()}"
+    asked = f"sum by (model, engine) (rate({_ATTEMPTS}{EVERY})) {joined} {engine_kind()}"
     over = (
         f"sum by (model, engine_kind, format) ({failed}) / on (model, engine_kind) group_left ()"
         f" (sum by (model, engine_kind) ({asked}) > 0)"
@@ -126,17 +127,6 @@ def _kinds() -> list[Panel]:
 
 def _ends() -> list[Panel]:
     cut = _of_kind("truncated_call|truncated_reasoning")
-    thoughts = f"rate(interlock_reasoning_tokens_total{{{PAIR}}}{EVERY})"
-    written = f"rate(interlock_completion_tokens_total{{{PAIR}}}{EVERY})"
-    passed = matrix(
-        "Tests of `interlock check`",
-        "1: the model passed this test when it was last checked, 0: it did not. A model that fails one will show it above.",
-        "none",
-        f"min by (model, test) (interlock_model_check{{{MODEL}}})",
-        down="model",
-        across="test",
-        steps=((None, "red"), (1, "green")),
-    )
     return [
         lines(
             "Answers by finish reason",
@@ -156,11 +146,11 @@ def _ends() -> list[Panel]:
         ),
         lines(
             "Stop tokens that leaked, by model and engine",
-            "By request. Any is a fault of an engine or a profile, never of a client.",
+            "By attempt. Any is a fault of an engine or a profile, never of a client.",
             "percentunit",
             [
                 Query(
-                    ratio(f"rate({_of_kind('stop_leak')}{EVERY})", f"rate({_ASKED}{EVERY})", "model, engine"),
+                    ratio(f"rate({_of_kind('stop_leak')}{EVERY})", f"rate({_ATTEMPTS}{EVERY})", "model, engine"),
                     "{{model}} {{engine}}",
                 )
             ],
@@ -172,6 +162,13 @@ def _ends() -> list[Panel]:
             "short",
             [Query(ratio(f"rate({_CALLS}{EVERY})", f"rate({_OFFERED}{EVERY})", "model, format"), "{{model}} {{format}}")],
         ),
+    ]
+
+
+def _thoughts() -> list[Panel]:
+    thoughts = f"rate(interlock_reasoning_tokens_total{{{PAIR}}}{EVERY})"
+    written = f"rate(interlock_completion_tokens_total{{{PAIR}}}{EVERY})"
+    return [
         lines(
             "Thoughts",
             "Share of the tokens written that are thoughts, and thoughts that the gateway ended as they had all the tokens "
@@ -189,5 +186,16 @@ def _ends() -> list[Panel]:
                 ),
             ],
         ),
-        passed,
     ]
+
+
+def _checked() -> Panel:
+    return matrix(
+        "Tests of `interlock check`",
+        "1: the model passed this test when it was last checked, 0: it did not. A model that fails one will show it above.",
+        "none",
+        f"min by (model, test) (interlock_model_check{{{MODEL}}})",
+        down="model",
+        across="test",
+        steps=((None, "red"), (1, "green")),
+    )

@@ -2,11 +2,8 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.parts import EVERY, MODEL, PAIR, Panel, Query, assembled, heat, lines, quantile, quantiles
+from dashboards.parts import EVERY, MODEL, SERVED, Panel, Query, assembled, heat, lines, quantile, quantiles
 from dashboards.questions import slow_model
-
-_STAGES = f"rate(interlock_request_stage_seconds_total{{{PAIR}}}{EVERY})"
-_REQUESTS = f"rate(interlock_request_duration_seconds_count{{{PAIR}}}{EVERY})"
 
 
 def dashboard() -> Dashboard:
@@ -25,17 +22,19 @@ def dashboard() -> Dashboard:
 
 
 def _stages() -> list[Panel]:
-    mean = f"sum by (stage) ({_STAGES}) / on () group_left () (sum({_REQUESTS}) > 0)"
-    share = f"sum by (stage) ({_STAGES}) / on () group_left () (sum({_STAGES}) > 0)"
+    stages = f"rate(interlock_request_stage_seconds_total{{{SERVED}}}{EVERY})"
+    requests = f"rate(interlock_requests_total{{{SERVED}}}{EVERY})"
+    each = f"sum by (stage) ({stages}) / on () group_left () (sum({requests}) > 0)"
+    share = f"sum by (stage) ({stages}) / on () group_left () (sum({stages}) > 0)"
     return [
         slow_model(24),
         lines(
             "Where the time of a request goes",
-            "Mean seconds in each stage, of the requests that ended; the height of the whole is their mean duration. Choose "
-            "one model above to see its own. What grew says where to look: queue is a lack of engines, prefill long prompts "
-            "or a cold cache, decode long answers or full batches, client a reader that is slow.",
+            "Mean seconds in each stage, of the requests that an engine was asked for; the height of the whole is their mean "
+            "duration. Choose one model above to see its own. What grew says where to look: queue is a lack of engines, prefill "
+            "long prompts or a cold cache, decode long answers or full batches, client a reader that is slow.",
             "s",
-            [Query(mean, "{{stage}}")],
+            [Query(each, "{{stage}}")],
             stacked=True,
         ),
         lines(
@@ -117,15 +116,16 @@ def _around() -> list[Panel]:
     return [
         lines(
             "Waiting in the queue, by model",
-            "How long requests waited in the gateway for an engine. By Kingman's formula it explodes near full use, and "
-            "sooner where requests come in bursts: add an engine, or bound the bursts.",
+            "How long requests waited in the gateway for an engine, of those that one was asked for in the end. By Kingman's "
+            "formula it explodes near full use, and sooner where requests come in bursts: add an engine, or bound the bursts.",
             "s",
-            quantiles("queue_wait_seconds", "model"),
+            quantiles("queue_wait_seconds", "model", SERVED),
         ),
         heat(
             "Waiting in the queue",
-            "How many requests waited how long. All in the lowest row: nobody waits.",
-            ("queue_wait_seconds"),
+            "How many requests waited how long, of those that an engine was asked for. All in the lowest row: nobody waits.",
+            "queue_wait_seconds",
+            where=SERVED,
         ),
         lines(
             "Blocked by the client, p95",
@@ -136,8 +136,8 @@ def _around() -> list[Panel]:
         ),
         lines(
             "Whole requests, by model",
-            "From the request's last byte to the end of the answer.",
+            "From the request's last byte to the end of the answer, of those that an engine was asked for.",
             "s",
-            quantiles("request_duration_seconds", "model"),
+            quantiles("request_duration_seconds", "model", SERVED),
         ),
     ]

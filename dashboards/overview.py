@@ -6,7 +6,6 @@ from dashboards.parts import (
     EVERY,
     FAILED,
     FILLING,
-    GOOD_IS_HIGH,
     MODEL,
     OURS,
     PAIR,
@@ -14,6 +13,7 @@ from dashboards.parts import (
     TOKENS,
     Panel,
     Query,
+    Steps,
     assembled,
     lines,
     number,
@@ -23,6 +23,13 @@ from dashboards.questions import add_engine, cache_saving, failing_format, sick_
 
 _REQUESTS = "interlock_requests_total"
 _FIRST = "interlock_time_to_first_token_seconds"
+_OK = f'{_REQUESTS}{{{PAIR},outcome="ok"}}'
+_TO_ANSWER = f"{_REQUESTS}{{{PAIR},{OURS}}}"
+_IN_TIME = f'{_FIRST}_bucket{{{PAIR},le="$objective"}}'
+_BEGUN = f"{_FIRST}_count{{{PAIR}}}"
+_AVAILABLE: Steps = ((None, "red"), (0.99, "orange"), (0.995, "green"))
+_EARLY: Steps = ((None, "red"), (0.9, "orange"), (0.95, "green"))
+"""Green is what is promised (deploy/prometheus/rules/objectives.yml); red begins where twice as much is amiss as may be."""
 
 
 def dashboard() -> Dashboard:
@@ -32,30 +39,26 @@ def dashboard() -> Dashboard:
         "overview",
         "Overview",
         text,
-        [("What was promised", _promised()), ("Questions", _questions()), ("Load and errors", _load())],
+        [("What was promised", _promised()), ("Questions", _questions()), ("Load and errors", [*_kept(), *_ends(), *_load()])],
     )
 
 
 def _promised() -> list[Panel]:
-    ok = f'{_REQUESTS}{{{PAIR},outcome="ok"}}'
-    ours = f"{_REQUESTS}{{{PAIR},{OURS}}}"
-    within = f'{_FIRST}_bucket{{{PAIR},le="$objective"}}'
-    first = f"{_FIRST}_count{{{PAIR}}}"
     return [
         number(
             "Availability",
             "Share of the requests that ended well, over the time shown. A client's own mistakes, and clients that left, "
             "count on neither side.",
             "percentunit",
-            ratio(f"increase({ok}{RANGE})", f"increase({ours}{RANGE})"),
-            steps=GOOD_IS_HIGH,
+            ratio(f"increase({_OK}{RANGE})", f"increase({_TO_ANSWER}{RANGE})"),
+            steps=_AVAILABLE,
         ),
         number(
             "First token within the objective",
             "Share of the answers that began within the objective chosen above, the time in the queue included.",
             "percentunit",
-            ratio(f"increase({within}{RANGE})", f"increase({first}{RANGE})"),
-            steps=GOOD_IS_HIGH,
+            ratio(f"increase({_IN_TIME}{RANGE})", f"increase({_BEGUN}{RANGE})"),
+            steps=_EARLY,
         ),
         number(
             "Requests",
@@ -89,31 +92,28 @@ def _questions() -> list[Panel]:
     return [slow_model(), failing_format(), sick_engine(), cache_saving(), add_engine()]
 
 
-def _load() -> list[Panel]:
-    ok = f'{_REQUESTS}{{{PAIR},outcome="ok"}}'
-    ours = f"{_REQUESTS}{{{PAIR},{OURS}}}"
-    within = f'{_FIRST}_bucket{{{PAIR},le="$objective"}}'
+def _kept() -> list[Panel]:
     return [
         lines(
             "Availability by model",
             "The same as the number above, as it went. A dip of one model is its engines', a dip of all the gateway's or the "
             "network's.",
             "percentunit",
-            [Query(ratio(f"rate({ok}{EVERY})", f"rate({ours}{EVERY})", "model"), "{{model}}")],
+            [Query(ratio(f"rate({_OK}{EVERY})", f"rate({_TO_ANSWER}{EVERY})", "model"), "{{model}}")],
             most=1,
         ),
         lines(
             "First token within the objective, by model",
             "Share of the answers that began in time, as it went. Where it falls, the panel on slow models says in which stage.",
             "percentunit",
-            [
-                Query(
-                    ratio(f"rate({within}{EVERY})", f"rate({_FIRST}_count{{{PAIR}}}{EVERY})", "model"),
-                    "{{model}} within $objective s",
-                )
-            ],
+            [Query(ratio(f"rate({_IN_TIME}{EVERY})", f"rate({_BEGUN}{EVERY})", "model"), "{{model}} within $objective s")],
             most=1,
         ),
+    ]
+
+
+def _ends() -> list[Panel]:
+    return [
         lines(
             "Requests by outcome",
             "How requests ended. rejected: no room, or a limit was met. upstream_error: every engine that could be tried "
@@ -134,18 +134,20 @@ def _load() -> list[Panel]:
                 )
             ],
         ),
+    ]
+
+
+def _load() -> list[Panel]:
+    cached = f"sum(rate(interlock_cached_prompt_tokens_total{{{PAIR}}}{EVERY}))"
+    return [
         lines(
             "Tokens",
             "Prompt tokens that engines read and that they had in their cache, and tokens that they wrote, in a second. "
             "Agents read far more than they write: most of the prompt should be cached.",
             TOKENS,
             [
-                Query(
-                    f"sum(rate(interlock_prompt_tokens_total{{{PAIR}}}{EVERY}))"
-                    f" - sum(rate(interlock_cached_prompt_tokens_total{{{PAIR}}}{EVERY}))",
-                    "read",
-                ),
-                Query(f"sum(rate(interlock_cached_prompt_tokens_total{{{PAIR}}}{EVERY}))", "read from the cache"),
+                Query(f"sum(rate(interlock_prompt_tokens_total{{{PAIR}}}{EVERY})) - ({cached} or vector(0))", "read"),
+                Query(cached, "read from the cache"),
                 Query(f"sum(rate(interlock_completion_tokens_total{{{PAIR}}}{EVERY}))", "written"),
             ],
             stacked=True,

@@ -16,6 +16,8 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+EXCUSED = ("answer_refused", "bad_request", "cancelled", "client_stalled", "differs", "schema_miss", "total")
+
 MODEL = 'model=~"$model"'
 PAIR = f'{MODEL},engine=~"$engine"'
 SERVED = f'{PAIR},engine!="none"'
@@ -23,12 +25,12 @@ SERVED = f'{PAIR},engine!="none"'
 OURS = 'outcome!~"client_error|client_gone"'
 """Requests that are ours to answer: a client's own mistakes, and those who left, count on neither side."""
 FAILED = 'outcome!~"ok|client_error|client_gone"'
+SICK = f'{PAIR},reason!~"{"|".join(EXCUSED)}"'
+"""Attempts that failed by their engine's doing: neither for what the client asked or did, nor with a whole answer."""
 EVERY = "[$__rate_interval]"
 RANGE = "[$__range]"
 TOKENS = "si:tok/s"
 UID = "interlock-"
-RUNBOOK = "docs/operating.md"
-"""What `interlock assets --runbook URL` puts a URL in the place of."""
 
 _SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _TAG = "interlock"
@@ -40,7 +42,6 @@ _SEARCH = quote(
 
 Steps = Sequence[tuple[float | None, str]]
 """From which value on which colour; the first from None."""
-GOOD_IS_HIGH: Steps = ((None, "red"), (0.95, "orange"), (0.99, "green"))
 GOOD_IS_LOW: Steps = ((None, "green"), (0.01, "orange"), (0.05, "red"))
 FILLING: Steps = ((None, "green"), (0.7, "orange"), (0.9, "red"))
 ANY_IS_BAD: Steps = ((None, "green"), (1, "red"))
@@ -79,6 +80,12 @@ def quantile(share: float, name: str, by: str = "", where: str = PAIR) -> str:
     """A quantile of a histogram, for each of `by`."""
     group = f"sum by ({', '.join(filter(None, ['le', by]))})"
     return f"histogram_quantile({share}, {group} (rate(interlock_{name}_bucket{{{where}}}{EVERY})))"
+
+
+def mean(total: str, window: str, by: str) -> str:
+    """Of each request that an engine was asked for, how much of a counter: both begin at zero, and at the same time."""
+    requests = f"sum by (model) (increase(interlock_requests_total{{{SERVED}}}{window}))"
+    return f"sum by ({by}) (increase({total}{{{SERVED}}}{window})) / on (model) group_left () ({requests} > 0)"
 
 
 def quantiles(name: str, by: str = "", where: str = PAIR, shares: Sequence[float] = (0.5, 0.95)) -> list[Query]:
@@ -212,7 +219,7 @@ def states(title: str, text: str, query: Query, names: Mapping[str, tuple[str, s
 
 
 def assembled(name: str, title: str, text: str, parts: Sequence[tuple[str, Sequence[Panel]]]) -> model.Dashboard:
-    """Rows of panels under their titles, with the variables, and the links to the other dashboards, traces and the runbook."""
+    """Rows of panels under their titles, with the variables, and the links to the other dashboards and to traces."""
     board = (
         build.Dashboard(f"Interlock / {title}")
         .uid(f"{UID}{name}")
@@ -244,7 +251,6 @@ def _variables() -> Iterator[Builder[model.VariableModel]]:
     promised = build.CustomVariable("objective").label("TTFT objective (s)").values(bounds)
     yield promised.current(model.VariableOption(selected=True, text="2.5", value="2.5"))
     yield build.DatasourceVariable("traces").label("Traces").type("tempo")
-    yield build.ConstantVariable("runbook").label("Runbook").value(RUNBOOK)
 
 
 def _choice(name: str, query: str) -> build.QueryVariable:
@@ -257,18 +263,9 @@ def _choice(name: str, query: str) -> build.QueryVariable:
 def _links() -> Iterator[build.DashboardLink]:
     others = build.DashboardLink("Dashboards").type(model.DashboardLinkType.DASHBOARDS).tags([_TAG])
     yield others.as_dropdown(False).include_vars(True).keep_time(True)
-    yield _link("Runbook", "What each alert means and what to do", "${runbook}", "doc")
-    yield _link(
-        "Traces",
-        "Where a Tempo is among the data sources: the requests one by one",
-        f"/explore?schemaVersion=1&panes={_SEARCH}",
-        "external link",
-    )
-
-
-def _link(title: str, text: str, url: str, icon: str) -> build.DashboardLink:
-    made = build.DashboardLink(title).type(model.DashboardLinkType.LINK).tooltip(text).url(url).icon(icon)
-    return made.target_blank(True)
+    text = "The requests one by one, of a Tempo among the data sources. Without one this leads nowhere"
+    traces = build.DashboardLink("Traces (with a Tempo)").type(model.DashboardLinkType.LINK).tooltip(text)
+    yield traces.url(f"/explore?schemaVersion=1&panes={_SEARCH}").icon("external link").target_blank(True)
 
 
 def _targets(queries: Sequence[Query]) -> Iterator[tuple[Query, prometheus.Dataquery]]:

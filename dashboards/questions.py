@@ -8,60 +8,58 @@ from dashboards.parts import (
     MODEL,
     PAIR,
     RANGE,
-    SERVED,
+    SICK,
     Column,
     Panel,
     Query,
     Steps,
     lines,
     matrix,
+    mean,
     number,
     rows,
 )
 
 _SECONDS: Steps = ((None, "transparent"), (1, "orange"), (5, "red"))
-_UP = {"0": ("down", "red"), "1": ("up", "green")}
-_BREAKER = {"0": ("closed", "green"), "1": ("open", "red"), "2": ("half open", "orange")}
+UP = {"0": ("down", "red"), "1": ("up", "green")}
+BREAKER = {"0": ("closed", "green"), "1": ("open", "red"), "2": ("half open", "orange")}
 _STAGES = f"interlock_request_stage_seconds_total{{{PAIR}}}"
-_REQUESTS = f"interlock_request_duration_seconds_count{{{PAIR}}}"
 
 
 def engine_kind(window: str = "") -> str:
-    """1 for each model, engine and the kind of the engine, as `engine_kind`: `kind` is what a failure has. `window`: of engines
-    that were there in it."""
+    """1 for each model and engine with its kind, as `engine_kind`: `kind` is what a failure has. `window`: of engines that were
+    there in it. Of one that was of several kinds, the kind that it was of for longest, or that most gateways see."""
     info = f"interlock_engine_info{{{PAIR}}}"
-    there = f"max_over_time({info}{window})" if window else info
-    return f'max by (model, engine, engine_kind) (label_replace({there}, "engine_kind", "$1", "kind", "(.+)"))'
+    there = f"count_over_time({info}{window})" if window else info
+    kinds = f'sum by (model, engine, engine_kind) (label_replace({there}, "engine_kind", "$1", "kind", "(.+)"))'
+    return f"(topk by (model, engine) (1, {kinds}) ^ 0)"
 
 
 def slow_model(width: int = 12) -> Panel:
     """Which model is slow, and why."""
-    expr = (
-        f"sum by (model, stage) (increase({_STAGES}{RANGE}))"
-        f" / on (model) group_left () (sum by (model) (increase({_REQUESTS}{RANGE})) > 0)"
-    )
+    expr = mean("interlock_request_stage_seconds_total", RANGE, "model, stage")
     text = (
-        "Mean seconds that a request spent in each stage; together they are its duration. queue: it waited in the gateway for"
-        " an engine (add one, or see which is down). prefill: the engine read the prompt, its own queue included (long "
-        "prompts, a cold cache, a busy engine). decode: the engine wrote (long answers, a full batch). client: the client did"
-        " not read. render: the prompt was made here. other: the rest, failed attempts with it."
+        "Mean seconds that a request spent in each stage, of those that an engine was asked for; together they are its duration."
+        " queue: it waited in the gateway for an engine (add one, or see which is down). prefill: the engine read the prompt, "
+        "its own queue included (long prompts, a cold cache, a busy engine). decode: the engine wrote (long answers, a full "
+        "batch). client: the client did not read. render: the prompt was made here. other: the rest, failed attempts with it."
     )
     return matrix("Which model is slow, and why?", text, "s", expr, down="model", across="stage", width=width, steps=_SECONDS)
 
 
 def sick_engine(width: int = 24) -> Panel:
     """Which engine is sick."""
-    failed = f"sum by (model, engine) (increase(interlock_attempt_failures_total{{{PAIR}}}{RANGE}))"
+    failed = f"sum by (model, engine) (increase(interlock_attempt_failures_total{{{SICK}}}{RANGE}))"
     asked = f"(sum by (model, engine) (increase(interlock_attempts_total{{{PAIR}}}{RANGE})) > 0)"
     text = (
-        "An engine that is down fails its probes. One whose breaker is open fails requests: the gateway keeps them away from "
-        "it and tries again by one (half open). Attempts failed are those without an answer, also where another engine then "
-        "served. Restarts cost an engine its cache. On one that is up and closed, a cache that is full makes requests wait "
-        "inside it."
+        "An engine that is down fails its probes. One whose breaker is open fails requests: the gateway keeps them away from it "
+        "and tries again by one (half open). Attempts failed are those without an answer by the engine's doing, also where "
+        "another then served. Restarts cost an engine its cache. On one that is up and closed, a cache that is full makes "
+        "requests wait inside it."
     )
     columns = [
-        Column("up", f"min by (model, engine) (interlock_engine_up{{{PAIR}}})", "none", names=_UP),
-        Column("breaker", f"max by (model, engine) (interlock_engine_breaker_state{{{PAIR}}})", "none", names=_BREAKER),
+        Column("up", f"min by (model, engine) (interlock_engine_up{{{PAIR}}})", "none", names=UP),
+        Column("breaker", f"max by (model, engine) (interlock_engine_breaker_state{{{PAIR}}})", "none", names=BREAKER),
         Column("attempts failed", f"{failed} / {asked}", "percentunit", GOOD_IS_LOW),
         Column(
             "restarts",
@@ -80,15 +78,15 @@ def sick_engine(width: int = 24) -> Panel:
 def failing_format(width: int = 12) -> Panel:
     """Which format fails, and how."""
     failed = f"sum by (model, engine, format, kind) (increase(interlock_parse_failures_total{{{PAIR}}}{RANGE})) > 0"
-    asked = f"sum by (model, engine) (increase(interlock_requests_total{{{SERVED}}}{RANGE}))"
+    asked = f"sum by (model, engine) (increase(interlock_attempts_total{{{PAIR}}}{RANGE}))"
     text = (
-        "Faults in the models' output, by model, engine, format and kind. A request may have several, so more than 100 % is "
+        "Faults in the models' output, by model, engine, format and kind. An attempt may have several, so more than 100 % is "
         "possible. docs/formats.md says what each kind is. The same kind on every engine of a model is the model's or its "
         "format's; on one engine alone it is the engine's: see the dashboard Formats."
     )
     columns = [
         Column("faults", failed, "short"),
-        Column("by request", f"({failed}) / on (model, engine) group_left () {asked}", "percentunit", GOOD_IS_LOW),
+        Column("by attempt", f"({failed}) / on (model, engine) group_left () {asked}", "percentunit", GOOD_IS_LOW),
     ]
     return rows("Which format fails, and how?", text, columns, width=width, sort="faults")
 
@@ -97,16 +95,16 @@ def model_or_engine(width: int = 12) -> Panel:
     """The same model's failures on each kind of engine, side by side."""
     kinds = engine_kind(RANGE)
     failed = f"sum by (model, engine) (increase(interlock_parse_failures_total{{{PAIR}}}{RANGE}))"
-    asked = f"sum by (model, engine) (increase(interlock_requests_total{{{SERVED}}}{RANGE}))"
+    asked = f"sum by (model, engine) (increase(interlock_attempts_total{{{PAIR}}}{RANGE}))"
     joined = "* on (model, engine) group_left (engine_kind)"
     expr = (
         f"sum by (model, engine_kind) ({failed} {joined} {kinds}) / (sum by (model, engine_kind) ({asked} {joined} {kinds}) > 0)"
     )
     text = (
-        "Parse failures by request. Read a row: about the same under every kind of engine, and it is the model, or how it is "
+        "Parse failures by attempt. Read a row: about the same under every kind of engine, and it is the model, or how it is "
         "spoken to (its template and format, which `interlock check` tests). High under one kind alone, and it is that "
         "engine: its version, its tokenizer, its speculative decoding, its quantisation. One column proves nothing: serve the"
-        " model on a second kind."
+        " model on a second kind. An engine that became one of another kind counts as what it was for longest."
     )
     return matrix(
         "Is it the model or the engine?",

@@ -34,7 +34,7 @@ def dashboard() -> Dashboard:
         "Routing and cache",
         "How much of the prompts engines have in their caches, whether the router knows it, and whether the engines are used "
         "alike.",
-        [("The cache", _cache()), ("Is the router right?", _right()), ("Where requests go", _where())],
+        [("The cache", _cache()), ("Is the router right?", [*_right(), *_timely(), *_known()]), ("Where requests go", _where())],
     )
 
 
@@ -89,10 +89,6 @@ def _cache() -> list[Panel]:
 
 def _right() -> list[Panel]:
     results = f"rate(interlock_cache_predictions_total{{{PAIR}}}{EVERY})"
-    slow = [
-        Query(quantile(share, "predicted_ttft_ratio", "model, engine"), f"{{{{model}}}} {{{{engine}}}} p{share * 100:g}")
-        for share in (0.1, 0.5, 0.9)
-    ]
     return [
         lines(
             "Cached tokens: predicted and reported",
@@ -110,7 +106,7 @@ def _right() -> list[Panel]:
             "percentunit",
             [
                 Query(
-                    quantile(share, "cache_prediction_error_ratio", ("model, engine")),
+                    quantile(share, "cache_prediction_error_ratio", "model, engine"),
                     f"{{{{model}}}} {{{{engine}}}} p{share * 100:g}",
                 )
                 for share in (0.5, 0.95)
@@ -126,6 +122,15 @@ def _right() -> list[Panel]:
             stacked=True,
             most=1,
         ),
+    ]
+
+
+def _timely() -> list[Panel]:
+    slow = [
+        Query(quantile(share, "predicted_ttft_ratio", "model, engine"), f"{{{{model}}}} {{{{engine}}}} p{share * 100:g}")
+        for share in (0.1, 0.5, 0.9)
+    ]
+    return [
         lines(
             "Time to first token: actual by predicted",
             "1: as predicted. Above, the engine is slower than the router believes, and gets more than it should; it learns "
@@ -139,6 +144,11 @@ def _right() -> list[Panel]:
             "predicted_ttft_ratio",
             unit="short",
         ),
+    ]
+
+
+def _known() -> list[Panel]:
+    return [
         states(
             "Engines that tell of their caches",
             "Whether the router goes by what an engine tells of its cache (live) or by what was sent there. An engine that "

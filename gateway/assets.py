@@ -11,8 +11,10 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from gateway.wire.jsonio import decode, dumps
+
 RUNBOOK = "docs/operating.md"
-"""What the dashboards and rules call the runbook: a document of the project, as they do not know where it can be read."""
+"""What the rules call the runbook: a document of the project, as they do not know where it can be read."""
 _CHECKOUT = Path(__file__).parents[1]
 _FOLDERS: Mapping[str, str] = {"grafana": "grafana", "prometheus": "deploy/prometheus/rules"}
 _SHARED = "share/interlock/"
@@ -48,8 +50,18 @@ def shipped() -> dict[str, bytes]:
 
 
 def with_runbook(files: Mapping[str, bytes], url: str) -> dict[str, bytes]:
-    """The files with a URL in the place of the runbook's name."""
-    return {name: content.replace(RUNBOOK.encode(), url.encode()) for name, content in files.items()}
+    """The files with links to the runbook, which can be read at this URL: an alert's `runbook_url`, and one above each dashboard.
+    Without it alerts have its name, as `runbook`, and dashboards no link, as it would lead nowhere."""
+    return {name: _linked(name, content, url) for name, content in files.items()}
+
+
+def _linked(name: str, content: bytes, url: str) -> bytes:
+    if not name.endswith(".json"):
+        return content.replace(b"runbook: ", b"runbook_url: ").replace(RUNBOOK.encode(), url.encode())
+    board = decode(content)
+    link = {"title": "Runbook", "type": "link", "icon": "doc", "tooltip": "What each alert means and what to do", "url": url}
+    board["links"].append({**link, "asDropdown": False, "includeVars": False, "keepTime": False, "tags": [], "targetBlank": True})
+    return dumps(board, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def write(files: Mapping[str, bytes], folder: Path, *, force: bool = False) -> list[str]:

@@ -1,5 +1,6 @@
 """`interlock assets`: it writes what came with the installation, and nothing over what was changed."""
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from gateway.assets import RUNBOOK, AssetsChanged, shipped, with_runbook, write
 from gateway.cli import app
 
 URL = "https://wiki.example/operating"
-FILES = {"grafana/a.json": b'{"query": "docs/operating.md"}', "prometheus/b.yml": b"runbook_url: docs/operating.md#down\n"}
+FILES = {"grafana/a.json": b'{"links": []}', "prometheus/b.yml": b"runbook: docs/operating.md#down\n"}
 
 
 def run(*arguments: str) -> Result:
@@ -112,14 +113,17 @@ def test_what_cannot_be_written_fails(tmp_path: Path) -> None:
 
 
 def test_the_runbook_can_be_somewhere(tmp_path: Path) -> None:
-    assert with_runbook(FILES, URL) == {
-        "grafana/a.json": b'{"query": "https://wiki.example/operating"}',
-        "prometheus/b.yml": b"runbook_url: https://wiki.example/operating#down\n",
-    }
+    assert with_runbook(FILES, URL)["prometheus/b.yml"] == b"runbook_url: https://wiki.example/operating#down\n"
     assert run(str(tmp_path), "--runbook", URL).exit_code == 0
     written = there(tmp_path)
-    assert all(URL.encode() in written[name] for name in written if name.startswith("grafana/"))
     assert not any(RUNBOOK.encode() in content for content in written.values())
+    for name, content in shipped().items():
+        if name.startswith("grafana/"):
+            board, linked = json.loads(content), json.loads(written[name])
+            *links, runbook = linked.pop("links")
+            assert (runbook["title"], runbook["url"]) == ("Runbook", URL)
+            assert links == board.pop("links")
+            assert linked == board
 
 
 @pytest.mark.parametrize("url", ["operating.md", "file:///etc", 'https://a/"b', "https://a b"])

@@ -60,6 +60,11 @@ def test_what_the_alerts_read_is_there_where_nothing_is_wrong() -> None:
     assert read <= {each["series"].split("{")[0] for each in healthy["input_series"]}
 
 
+def test_what_is_recorded_is_read() -> None:
+    read = set().union(*(metrics(rule.expr) for rule in rules()))
+    assert {rule.record for rule in rules() if rule.record} <= read
+
+
 def test_names_are_used_once() -> None:
     names = [rule.record or rule.alert for rule in rules()]
     assert sorted(names) == sorted(set(names))
@@ -71,9 +76,9 @@ def test_an_alert_says_how_urgent_it_is_what_was_seen_and_where_to_read_on(name:
     alert = alerts()[name]
     assert alert.labels.keys() == {"severity"}
     assert alert.labels["severity"] in ("page", "ticket")
-    assert alert.annotations.keys() == {"summary", "description", "runbook_url"}
+    assert alert.annotations.keys() == {"summary", "description", "runbook"}
     assert "{{ $" in alert.annotations["summary"] or "absent(" in alert.expr
-    assert alert.annotations["runbook_url"] == f"docs/operating.md#{name.lower()}"
+    assert alert.annotations["runbook"] == f"docs/operating.md#{name.lower()}"
 
 
 def test_the_runbook_has_an_entry_for_each_alert_and_no_other() -> None:
@@ -133,6 +138,18 @@ def test_the_dashboards_begin_with_the_time_that_is_promised() -> None:
     (overview,) = (content for name, content in _dashboards() if name == "Overview")
     (chosen,) = (each["current"]["value"] for each in overview["templating"]["list"] if each["name"] == "objective")
     assert bounds == {chosen}
+
+
+def test_the_dashboards_are_green_where_what_is_promised_is_kept() -> None:
+    promised = [1 - budget for rule in rules() if rule.record.endswith(":budget") for budget in numbers(rule.expr)]
+    (overview,) = (content for name, content in _dashboards() if name == "Overview")
+    green = []
+    for title in ("Availability", "First token within the objective"):
+        (panel,) = (each for each in overview["panels"] if each["title"] == title)
+        *_, best = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert best["color"] == "green"
+        green.append(best["value"])
+    assert green == pytest.approx(promised)
 
 
 def test_prometheus_asks_often_enough_and_remembers_long_enough() -> None:
