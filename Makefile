@@ -53,7 +53,7 @@ bench: .venv/.dev .cache/sglang/.installed  ## the gateway's own cost beside a m
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_loop
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_metrics
 
-bench-routing: .venv/.dev  ## routing over recorded loads beside what other routers do, in two simulators; what a decision costs: ten to twenty minutes
+bench-routing: .venv/.dev  ## routing over recorded loads beside what other routers do, in two simulators; what a decision costs: five to fifteen minutes
 	PYTHONPATH=tests $(BIN)/python -m perf.bench_routing
 
 bench-routing-short: .venv/.dev  ## two of its cases, with fewer requests
