@@ -49,25 +49,45 @@ async def test_a_gateway_tells_it() -> None:
         await served.settled(sample("interlock_engine_up", model="m", engine="e"), 0, within_s=10)
 
 
+def naming(file: Path, *urls: str, kind: str = "llamacpp") -> None:
+    """Engines e0, e1, … of a file."""
+    file.write_text(json.dumps([{"id": f"e{at}", "url": url, "kind": kind} for at, url in enumerate(urls)]))
+
+
+def named_by(file: Path) -> Settings:
+    """One model whose engines are those of the file."""
+    model = {"name": "m", "source": str(tiny_model()), "engines_file": str(file)}
+    server = {"port": 0, "admin_port": 0, "drain_s": 1}
+    return Settings.model_validate({"server": server, "limits": {"render_workers": 0}, "models": [model]})
+
+
 @pytest.mark.parametrize("others", [0, 1])
 async def test_a_model_that_lost_its_engines_is_told_of(tmp_path: Path, others: int) -> None:
     """By the file that names them: then nothing is left that an engine's series could be of."""
-    file = tmp_path / "engines.json"
-
-    def names(*urls: str) -> None:
-        file.write_text(json.dumps([{"id": f"e{at}", "url": url, "kind": "llamacpp"} for at, url in enumerate(urls)]))
-
-    ready = sample("interlock_model_engines_ready", model="m")
+    file, ready = tmp_path / "engines.json", sample("interlock_model_engines_ready", model="m")
     async with ScriptedEngine().running() as engine, ScriptedEngine().running() as other:
-        names(engine.url, *[other.url] * others)
-        model = {"name": "m", "source": str(tiny_model()), "engines_file": str(file)}
-        raw = {"server": {"port": 0, "admin_port": 0, "drain_s": 1}, "limits": {"render_workers": 0}, "models": [model]}
-        async with serving(Settings.model_validate(raw)) as served:
+        naming(file, engine.url, *[other.url] * others)
+        async with serving(named_by(file)) as served:
             await served.settled(ready, 1 + others, within_s=10)
-            names()
+            naming(file)
             await served.settled(ready, 0, within_s=10)
             assert (await served.chat()).json()["error"]["code"] == "no_engine"
             metrics = await served.metrics()
             assert not [name for name in metrics if name.startswith("interlock_engine_up")]
             failed = sample("interlock_request_failures_total", model="m", outcome="rejected", reason="no_engine")
             assert metrics[failed] == 1
+
+
+async def test_an_engine_that_becomes_one_of_another_kind_is_of_that_kind_alone(tmp_path: Path) -> None:
+    file, ready = tmp_path / "engines.json", sample("interlock_model_engines_ready", model="m")
+    async with ScriptedEngine().running() as engine:
+        naming(file, engine.url)
+        async with serving(named_by(file)) as served:
+            await served.settled(ready, 1, within_s=10)
+            (before,) = [name for name in await served.metrics() if name.startswith("interlock_engine_info")]
+            assert "llamacpp" in before
+            naming(file, engine.url, kind="vllm")
+            await served.settled(before, None, within_s=10)
+            after = [name for name in await served.metrics() if name.startswith("interlock_engine_info")]
+            assert all("vllm" in name for name in after)
+            assert len(after) <= 1
