@@ -51,7 +51,8 @@ def kappa(work_s: float, engines: int, most: float) -> float:
     """What a second of prefill costs everyone: 1 / (1 - utilisation), from the prefill sent in the last minute to so many
     engines, and somewhat less where there are several."""
     busy = min(_BUSIEST, work_s / (max(1, engines) * _WINDOW_S))
-    return max(1.0, min(most, (1.0 - busy) ** (-_ELSEWHERE if engines > 1 else -1.0)))
+    cost: float = (1.0 - busy) ** (-_ELSEWHERE if engines > 1 else -1.0)
+    return max(1.0, min(most, cost))
 
 
 def memory_s(load: Load, need: Need) -> float:
