@@ -4,8 +4,9 @@ Invariant: whatever the chunks, the deltas end with exactly one `Finish`, and no
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, Protocol
 
 from engines.base import MAX_COUNT, Chunk, TokenLogprob
@@ -13,6 +14,7 @@ from gateway.errors import AnswerRefused
 from gateway.excerpt import Tail
 from gateway.formats.base import Parser
 from gateway.leak import Leaks
+from gateway.made import Made
 from gateway.prompt.tokenizer import Detokenizer
 from gateway.request import (
     ContentText,
@@ -33,6 +35,7 @@ from gateway.stop import StopMatcher
 
 # A cut by the token limit is reported by its finish reason: it is no fault of the model's.
 _CUTS: frozenset[FailureKind] = frozenset({"truncated_call", "truncated_reasoning"})
+_FAULTS = 8  # of answers that come at once, with their text
 _UNREADABLE: frozenset[FailureKind] = frozenset({"invalid_json", "not_an_object"})
 
 
@@ -48,12 +51,23 @@ class AnswerRules:
 class Tally:
     """What is counted of a choice while it streams."""
 
-    __slots__ = ("calls", "failures", "finish_reason", "reasoning_tokens", "schema_missed", "tail", "tokens", "usage")
+    __slots__ = (
+        "calls",
+        "ended_thoughts",
+        "failures",
+        "finish_reason",
+        "reasoning_tokens",
+        "schema_missed",
+        "tail",
+        "tokens",
+        "usage",
+    )
 
     def __init__(self, prompt_tokens: int) -> None:
         self.tokens = 0
         self.reasoning_tokens = 0
         self.calls = 0
+        self.ended_thoughts = 0
         self.failures: Counter[FailureKind] = Counter()
         self.schema_missed = False
         self.finish_reason: FinishReason | None = None
@@ -77,6 +91,38 @@ class Tally:
         completion = max(usage.completion_tokens, self.tokens)
         reasoning = usage.reasoning_tokens or min(self.reasoning_tokens, completion)
         return Usage(usage.prompt_tokens, completion, usage.cached_tokens, reasoning)
+
+    def made(self) -> Made:
+        """All of it so far."""
+        return made_of([self], self.final_usage())
+
+
+def made_of(tallies: Sequence[Tally], usage: Usage) -> Made:
+    """What was made of answers that come at once, of which these are the tokens."""
+    return Made(
+        usage,
+        sum([tally.calls for tally in tallies]),
+        sum([tally.ended_thoughts for tally in tallies]),
+        sum([tally.failures for tally in tallies], Counter[FailureKind]()),
+        tuple(islice((fault for tally in tallies for fault in tally.tail.faults), _FAULTS)),
+        tuple([tally.finish_reason for tally in tallies if tally.finish_reason is not None]),
+    )
+
+
+def used(tallies: Collection[Tally], told: Usage | None) -> Usage:
+    """The tokens of a request's answers: `told` is the engine's own count where it made all of them, with our count of the
+    thoughts where it has none; else its prompt once, and all answers."""
+    each = [tally.final_usage() for tally in tallies]
+    thoughts = sum([one.reasoning_tokens for one in each])
+    if told is not None:
+        thoughts = told.reasoning_tokens or min(thoughts, told.completion_tokens)
+        return Usage(told.prompt_tokens, told.completion_tokens, told.cached_tokens, thoughts)
+    return Usage(
+        max([one.prompt_tokens for one in each], default=0),
+        sum([one.completion_tokens for one in each]),
+        max([one.cached_tokens for one in each], default=0),
+        thoughts,
+    )
 
 
 def _counts(usage: Usage) -> tuple[int, int, int, int]:

@@ -13,11 +13,22 @@ from msgspec.structs import replace
 from engines.base import Chunk, Reader, Work
 from gateway.course import Course
 from gateway.errors import BadRequest, EngineBroke, EngineGone, EngineRefused, GatewayError
-from gateway.events import AttemptFailed, AttemptServed, AttemptStarted, CacheTold, ClientGone, FirstToken, Prefilled
+from gateway.events import (
+    AttemptFailed,
+    AttemptServed,
+    AttemptStarted,
+    CacheTold,
+    ClientGone,
+    FirstToken,
+    Generated,
+    Prefilled,
+)
 from gateway.fleet.registry import Member
 from gateway.fleet.visit import Visit
+from gateway.made import Made
 from gateway.progress import Progress
 from gateway.routing.policy import Decision
+from gateway.routing.retry import failure_of
 from gateway.timer import StageTimer
 from gateway.trace import Take
 from gateway.upstream import Exchange
@@ -26,7 +37,7 @@ from gateway.wire.sse import SseError, SseEvent, SseReader
 MAX_WHOLE_BYTES = 1 << 28  # of an engine's stream whose answer is kept until it is whole
 MAX_JSON_BYTES = 1 << 24  # of an answer that an engine gives as one, not as a stream
 STREAM, JSON = "text/event-stream", "application/json"
-SCHEMA_MISS = "schema_mismatch"
+SCHEMA_MISS = "schema_miss"
 HEARD_EACH_S = 0.5
 END_S = 0.3  # for the end mark and the usage, once the answer said why it ended
 
@@ -48,6 +59,10 @@ class Attempt:
         self._prefilling = True
         self._prefilled_s = 0.0
         self._stalled_s = 0.0
+        self._first_s: float | None = None  # when its first token came, and its last: later by what the client held up since
+        self._last_s = 0.0
+        self._gaps: list[tuple[float, int]] = []
+        self._gave: tuple[float | None, float | None] = (None, None)  # the request's first token, and its first output
         self._parse: Take = progress.course.take
 
     @property
@@ -79,7 +94,7 @@ class Attempt:
             failure = None if await self._serve() else SCHEMA_MISS
             visit.served()
         except GatewayError as error:
-            failure = error.reason
+            failure = failure_of(error)
             visit.failed(error)
             raise
         except asyncio.CancelledError:
@@ -87,7 +102,8 @@ class Attempt:
             raise
         finally:
             visit.over()
-            self._worked(served=failure is None)
+            if failure != "cancelled" or ledger.engine == member.id:
+                self._worked()
             self._release(served=failure is None)
             if failure is not None and job.sink.gone:
                 emit(ClientGone(ledger.request_id, number, member.id))
@@ -106,21 +122,55 @@ class Attempt:
         about = (ledger.request_id, self.number, member.id, member.model)
         self._job.services.bus.emit(Prefilled(*about, self._prefilled_s, route.forecast))
 
-    def _worked(self, *, served: bool) -> None:
+    def _worked(self) -> None:
         """Where the time of the attempt went."""
-        age_s, ledger = self.age_s(), self._job.ledger
+        age_s = self.age_s()
         prefill_s = age_s if self._prefilling else self._prefilled_s
-        ledger.worked(prefill_s, max(age_s - prefill_s - self._stalled_s, 0.0), goes_on=self.resumed)
-        if served and (per_token_s := self.progress.per_token_s) is not None:
-            ledger.per_token_s.append(per_token_s)
+        self._job.ledger.worked(self.member.id, prefill_s, max(age_s - prefill_s - self._stalled_s, 0.0))
+
+    def _generated(self, cached: int | None, *, served: bool) -> None:
+        """Tells what the engine made."""
+        progress, job, member = self.progress, self._job, self.member
+        whole = progress.course.made
+        made, progress.made = whole if not self.resumed else whole.since(progress.made), whole
+        if self._prefilling and not (served or made.failures):
+            return
+        prompt_tokens = made.usage.prompt_tokens if not self._prefilling or served else 0
+        ttft_s, first_output_s = self._gave
+        trace = job.ledger.trace
+        told = Generated(
+            job.ledger.request_id,
+            self.number,
+            member.id,
+            member.model,
+            job.model.format_name(bool(job.request.offered)),
+            made,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached,
+            finish_reasons=made.finish_reasons if served else (),
+            inter_token_s=self._gaps,
+            per_token_s=self._per_token_s(made) if served else None,
+            ttft_s=ttft_s,
+            first_output_s=first_output_s,
+            recorded=trace.id if trace.sampled else None,
+        )
+        job.services.bus.emit(told)
+
+    def _per_token_s(self, made: Made) -> float | None:
+        """Seconds of each of the answer's tokens but the first; None where it has no second. Several answers that came at once
+        have as many tokens each."""
+        tokens = made.usage.completion_tokens / self.progress.course.choices
+        return None if self._first_s is None or tokens <= 1 else (self._last_s - self._first_s) / (tokens - 1)
 
     def _release(self, *, served: bool) -> None:
-        """Nothing stays charged to the engine, whose router learns what it had in its cache. What an engine says of an answer
-        that another began is of other tokens."""
+        """Tells what the engine made, and its router what it had in its cache; nothing stays charged to it. What an engine says
+        of the prompt of an answer that another began is of other tokens."""
         course, route, forecast = self.progress.course, self.progress.route, self.progress.route.forecast
+        usage, tells = course.usage, served and self.member.engine.traits.tells_cached
+        cached = None if self.resumed else usage.cached_tokens if tells else usage.cached_tokens or None
+        self._generated(cached, served=served)
         if served and not self.resumed and forecast is not None:
-            usage, ledger, member = course.usage, self._job.ledger, self.member
-            cached = usage.cached_tokens if member.engine.traits.tells_cached else usage.cached_tokens or None
+            ledger, member = self._job.ledger, self.member
             route.served(usage.prompt_tokens, usage.completion_tokens, cached, course.answer_ids)
             about = (ledger.request_id, self.number, member.id, member.model)
             self._job.services.bus.emit(CacheTold(*about, cached, forecast))
@@ -243,7 +293,7 @@ class Attempt:
         """Records the time since the last token-bearing chunk, per token; not of tokens that the client has already."""
         if not tokens:
             return
-        now, progress = self._loop.time(), self.progress
+        now = self._loop.time()
         timer.enter("between_tokens")
         if self._prefilling:
             self._prefilled(now)
@@ -251,24 +301,26 @@ class Attempt:
             self._heard_s = now
             if self._visit is not None:
                 self._visit.heard()
-            progress.give_back()
+            self.progress.give_back()
         if known:
             return
-        if progress.last_token_s is not None:
-            self._job.ledger.inter_token_s.append(((now - progress.last_token_s) / tokens, tokens))
+        if self._first_s is not None:
+            self._gaps.append(((now - self._last_s) / tokens, tokens))
         else:
-            progress.first_token_s = now
-        progress.last_token_s = now
+            self._first_s = now
+        self._last_s = now
 
     def _first_token(self) -> None:
         """Tells, once a request, when its first token came; only of an attempt that serves, since others gave the client none."""
         ledger, member, first_s = self._job.ledger, self.member, self.progress.first_s
         if ledger.ttft_s is None and first_s is not None:
             ledger.ttft_s = first_s - ledger.received_s
-            event = FirstToken(ledger.request_id, ledger.attempts, member.id, member.model, ledger.ttft_s)
+            self._gave = (ledger.ttft_s, None)
+            event = FirstToken(ledger.request_id, self.number, member.id, member.model, ledger.ttft_s)
             self._job.services.bus.emit(event)
         if ledger.first_output_s is None and self.progress.first_output_s is not None:
             ledger.first_output_s = self.progress.first_output_s - ledger.received_s
+            self._gave = (self._gave[0], ledger.first_output_s)
 
     async def _write(self, course: Course, timer: StageTimer) -> None:
         """Sends what was read since; what the client makes us wait is not the engine's time."""
@@ -282,7 +334,13 @@ class Attempt:
         timer.touch()
         if stalled_s:
             self._stalled_s += stalled_s
-            self.progress.stalled(stalled_s)
+            self._stalled(stalled_s)
+
+    def _stalled(self, for_s: float) -> None:
+        """The client made the engine wait: that is no time between its tokens."""
+        if self._first_s is not None:
+            self._first_s += for_s
+            self._last_s += for_s
 
 
 async def _bytes(exchange: Exchange, within_s: float | None) -> bytes:

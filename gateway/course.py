@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engines.base import Chunk, Traits, Work
-from gateway.answer import AnswerChecker, CallChecker, PassedReader
+from gateway.answer import AnswerChecker, CallChecker, PassedReader, Tally, made_of, used
 from gateway.errors import EngineBroke
 from gateway.formats.check import call_check
 from gateway.job import Job
+from gateway.made import Made
 from gateway.model import Rendered
 from gateway.reading import reader_for, thought_limit
 from gateway.request import Delta, Finish, ParseFailure, Prompt, ReasoningText, Tokens, Usage
@@ -75,6 +76,10 @@ class Course(Protocol):
         """The tokens, by the engine's count where it gave one."""
 
     @property
+    def made(self) -> Made:
+        """What was made of the answer so far."""
+
+    @property
     def answer_ids(self) -> Sequence[int]:
         """The ids of the answer so far, up to where they are not known."""
 
@@ -105,7 +110,6 @@ class RenderedCourse:
         self._limit = thought_limit(rendered, job.request, prompt, self._transcript)
         self._read = self._limit.read if self._limit is not None else self._transcript.read
         self._encoder = job.encoder
-        self._ledger = job.ledger
         self._choice = choice
         self._streamed = job.sink.streamed
         self._opened = False
@@ -127,6 +131,11 @@ class RenderedCourse:
     def usage(self) -> Usage:
         """The engine's counts where it gave them, else ours."""
         return self._reader.tally.final_usage()
+
+    @property
+    def made(self) -> Made:
+        """The one choice of it."""
+        return self._reader.tally.made()
 
     @property
     def answer_ids(self) -> Sequence[int]:
@@ -161,7 +170,7 @@ class RenderedCourse:
         """The work that is left, the thought's end in its prompt. Without any the answer was cut there."""
         if self._limit is None:
             raise ValueError("this answer's thoughts have no limit")
-        self._ledger.ended_thoughts += 1
+        self._reader.tally.ended_thoughts += 1
         self._kept += self._limit.end_thought(work.max_tokens)
         return self._left(self._transcript.continued(work)) if not self._reader.ended else None
 
@@ -250,8 +259,17 @@ class PassedCourse:
 
     @property
     def usage(self) -> Usage:
-        """What the engine said."""
-        return self._job.ledger.engine_usage or Usage()
+        """What the engine said, else what was counted."""
+        return used(self._tallies, self._job.ledger.engine_usage)
+
+    @property
+    def made(self) -> Made:
+        """All choices of it."""
+        return made_of(self._tallies, self.usage)
+
+    @property
+    def _tallies(self) -> list[Tally]:
+        return [reader.tally for reader in self._readers.values()]
 
     @property
     def answer_ids(self) -> Sequence[int]:

@@ -6,11 +6,13 @@ attempt that served the only answer), so that counts of running work are a fold 
 monotonic clock; durations are seconds.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from gateway.request import FailureKind, Fault, FinishReason, Sampling, Usage
+from gateway.made import Made
+from gateway.request import FailureKind, FinishReason, Sampling, Usage
 from gateway.routing.view import EngineView, Forecast
 
 Outcome = Literal["ok", "client_error", "rejected", "upstream_error", "timeout", "client_gone", "drained"]
@@ -74,8 +76,35 @@ class FirstToken(msgspec.Struct, frozen=True):
     ttft_s: float
 
 
+class Generated(msgspec.Struct, frozen=True):
+    """What its engine made in an attempt that is over, whatever became of that; told just before it is closed. Nothing is told
+    where no token came and the answer was not whole.
+
+    `prompt_tokens` are 0 and `cached_tokens` None where it went on with another's answer; the latter also where the engine does
+    not say. `finish_reasons` are those of the answers that it served whole. `inter_token_s` holds one pair for each gap between
+    token-bearing chunks: seconds per token, and how many tokens came; `per_token_s` is of an answer that it served, over its
+    tokens but the first. `ttft_s` and `first_output_s` are the request's, where this attempt gave them. `recorded` is the id of
+    the trace where it is to be found by that.
+    """
+
+    request_id: str
+    attempt: int
+    engine: str
+    model: str
+    format: str
+    made: Made
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    finish_reasons: tuple[FinishReason, ...] = ()
+    inter_token_s: Sequence[tuple[float, int]] = ()
+    per_token_s: float | None = None
+    ttft_s: float | None = None
+    first_output_s: float | None = None
+    recorded: str | None = None
+
+
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """The attempt ended without an answer; `reason` is the error's word."""
+    """The attempt ended without an answer that was given; `reason` is the error's word, or one of `routing.retry.EXCUSED`."""
 
     request_id: str
     attempt: int
@@ -112,20 +141,18 @@ class ClientGone(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The request is over. The one event that the access log and most metrics are made from.
+    """The request is over: its own numbers, which the access log is made from. What each engine made of it was told before, as
+    `Generated`.
 
-    `inter_token_s` holds one pair for each gap between token-bearing chunks: seconds per token, and how many tokens came;
-    `per_token_s` one figure for each answer given, over all its tokens but the first. `first_output_s` is as `ttft_s`, to the
-    first delta that is no thought. `prefill_s` and `decode_s` are of the attempt that served, or else of the last, and of those
-    that it went on with: to the first token, and from there to its end, but for the time that the client made it wait.
+    `engine` is the one that ended last. `first_output_s` is as `ttft_s`, to the first delta that is no thought. `prefill_s` and
+    `decode_s` are of its attempt: to the first token, and from there to its end, but for the time that the client made it wait.
     `finish_reasons` are those of the answers that came to their end.
     `ended_thoughts` are those that the gateway ended, as they had all the tokens that the request allows. `retries` are the
     attempts that followed a failure, `resumes` those of them that went on with a broken answer. `trace_id` is the trace's that it
     is a part of, where that is known, and `sampled` whether that is recorded. `arrived_s` is when its first byte came, `rendered`
     when its prompt began and ended to be made, `tokenize_s` the part of that which made ids of text; `entered_s` is when it came
     to where it may have to wait. `sampling`, `max_tokens`, `choices` and `session` are the
-    client's; `as_json`: it wants JSON. `faults` are the first of the `failures`, with what the model wrote there: observers show
-    that to nobody but the operator.
+    client's; `as_json`: it wants JSON.
     """
 
     request_id: str
@@ -147,8 +174,6 @@ class Finished(msgspec.Struct, frozen=True):
     client_stall_s: float = 0.0
     usage: Usage = Usage()
     finish_reasons: tuple[FinishReason, ...] = ()
-    inter_token_s: tuple[tuple[float, int], ...] = ()
-    per_token_s: tuple[float, ...] = ()
     with_tools: bool = False
     tool_calls: int = 0
     ended_thoughts: int = 0
@@ -167,7 +192,6 @@ class Finished(msgspec.Struct, frozen=True):
     choices: int = 1
     as_json: bool = False
     session: str | None = None
-    faults: tuple[Fault, ...] = ()
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -186,6 +210,7 @@ Event = (
     | Prefilled
     | CacheTold
     | FirstToken
+    | Generated
     | AttemptFailed
     | AttemptServed
     | NotRetried

@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import Protocol
 
 import msgspec
 
-from gateway.answer import Tally
+from gateway.answer import Tally, used
 from gateway.budget import RetryBudget
 from gateway.dialects.base import Encoder
 from gateway.events import NO_ENGINE
@@ -16,14 +15,12 @@ from gateway.fleet.registry import Registry
 from gateway.model import Model
 from gateway.observe.bus import Bus
 from gateway.pressure import Pressure
-from gateway.request import FailureKind, Fault, GenerateRequest, Prompt, Usage
+from gateway.request import FailureKind, GenerateRequest, Prompt, Usage
 from gateway.route import Asked, Guides, Route
 from gateway.routing.queue import DEFAULT_TENANT
 from gateway.timer import StageLimits, Watchdog
 from gateway.trace import UNTRACED, Trace
 from gateway.upstream import Upstream
-
-_FAULTS = 8  # of one request, with their text
 
 
 class Sink(Protocol):
@@ -72,56 +69,43 @@ class Ledger(msgspec.Struct):
     first_output_s: float | None = None
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    ended_thoughts: int = 0
     retries: int = 0
     resumes: int = 0
     deaths: set[str] = msgspec.field(default_factory=set)  # engines that it may have taken down
-    inter_token_s: list[tuple[float, int]] = msgspec.field(default_factory=list)
-    per_token_s: list[float] = msgspec.field(default_factory=list)
     tallies: dict[int, Tally] = msgspec.field(default_factory=dict)
     engine_usage: Usage | None = None
     trace: Trace = UNTRACED
     entered_s: float | None = None
     _earlier: Counter[FailureKind] = msgspec.field(default_factory=Counter)
-    _earlier_faults: tuple[Fault, ...] = ()
+    _earlier_thoughts: int = 0
 
     def waited(self, queue_s: float) -> None:
         """The request waited for an engine, or was sent away after the wait."""
         self.queue_s = queue_s
 
-    def worked(self, prefill_s: float, decode_s: float, *, goes_on: bool) -> None:
-        """An attempt is over, in which an engine took so long for its first token and for the rest. What it was before is kept
-        where this one went on with that; else it was for nothing."""
-        self.prefill_s = prefill_s + (self.prefill_s if goes_on else 0.0)
-        self.decode_s = decode_s + (self.decode_s if goes_on else 0.0)
+    def worked(self, engine: str, prefill_s: float, decode_s: float) -> None:
+        """An attempt is over, in which this engine took so long for its first token and for the rest."""
+        self.engine, self.prefill_s, self.decode_s = engine, prefill_s, decode_s
 
     def begin(self, choice: int, tally: Tally) -> None:
         """An answer for this choice begins; the failures of one that was thrown away stay counted."""
         if choice in self.tallies:
             self._earlier += self.tallies[choice].failures
-            self._earlier_faults = (*self._earlier_faults, *self.tallies[choice].tail.faults)[:_FAULTS]
+            self._earlier_thoughts += self.tallies[choice].ended_thoughts
+            self.engine_usage = None
         self.tallies[choice] = tally
 
     def failures(self) -> Counter[FailureKind]:
         """All failures of the request's answers."""
         return sum((tally.failures for tally in self.tallies.values()), self._earlier)
 
-    def faults(self) -> tuple[Fault, ...]:
-        """The first of them, with what the model wrote there."""
-        found = (fault for tally in self.tallies.values() for fault in tally.tail.faults)
-        return tuple(islice(chain(self._earlier_faults, found), _FAULTS))
+    def ended_thoughts(self) -> int:
+        """All thoughts that the gateway ended."""
+        return sum((tally.ended_thoughts for tally in self.tallies.values()), self._earlier_thoughts)
 
     def usage(self) -> Usage:
         """The request's tokens: the engine's own count where it made all choices, else its prompt once and all choices."""
-        if self.engine_usage is not None:
-            return self.engine_usage
-        used = [tally.final_usage() for tally in self.tallies.values()]
-        return Usage(
-            max((one.prompt_tokens for one in used), default=0),
-            sum(one.completion_tokens for one in used),
-            max((one.cached_tokens for one in used), default=0),
-            sum(one.reasoning_tokens for one in used),
-        )
+        return used(self.tallies.values(), self.engine_usage)
 
 
 class Job(msgspec.Struct, frozen=True):

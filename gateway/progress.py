@@ -6,6 +6,7 @@ from engines.base import Traits, Work
 from gateway.budget import Permit
 from gateway.course import Course, course_of
 from gateway.job import Job
+from gateway.made import Made
 from gateway.reading import work_for
 from gateway.route import Route
 from gateway.routing.policy import Decision, choose
@@ -16,8 +17,8 @@ from gateway.routing.retry import Tries
 class Progress(msgspec.Struct):
     """`whole` is all of the work, `work` what is left of it, for the next attempt; `weights` those of the engine that began.
     `number` counts the answers of this choice that were thrown away for their schema; with `may_miss` this one may be too. Times
-    are the loop's: `first_s` is when the first delta was read that a client sees, `first_output_s` the first that is no thought;
-    those of tokens are later by what the client made the engine wait since."""
+    are the loop's: `first_s` is when the first delta was read that a client sees, `first_output_s` the first that is no thought.
+    `made` is what the attempts that are over made of it."""
 
     job: Job
     route: Route
@@ -33,8 +34,7 @@ class Progress(msgspec.Struct):
     delivered: bool = False
     first_s: float | None = None
     first_output_s: float | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
+    made: Made = Made()
     permit: Permit | None = None
 
     @property
@@ -88,21 +88,6 @@ class Progress(msgspec.Struct):
         course = self.course
         rest = course.continued(self.whole) if course.must_go_on else course.resumed(self.whole)
         self.work = rest if rest is not None else self.work
-
-    @property
-    def per_token_s(self) -> float | None:
-        """Seconds of each of the answer's tokens but the first; None where it has no second. Several answers that came at once
-        have as many tokens each."""
-        tokens = self.course.usage.completion_tokens / self.course.choices
-        if self.first_token_s is None or self.last_token_s is None or tokens <= 1:
-            return None
-        return (self.last_token_s - self.first_token_s) / (tokens - 1)
-
-    def stalled(self, for_s: float) -> None:
-        """The client made the engine wait: that is no time between its tokens."""
-        if self.first_token_s is not None and self.last_token_s is not None:
-            self.first_token_s += for_s
-            self.last_token_s += for_s
 
     def give_back(self) -> None:
         """The room that this retry had, if it was one, is another's."""

@@ -12,7 +12,7 @@ PURE = ("gateway.wire", "gateway.dialects", "gateway.prompt", "gateway.formats",
 SHELL = ("gateway.prompt.pool", "gateway.prompt.worker")  # what runs a pure part, the renderer, in a process that can be killed
 # They wire the rest; nothing imports them.
 ROOT_MODULES = ("gateway.app", "gateway.wiring", "gateway.cli", "gateway.up", "gateway.live", "gateway.process", "gateway.start")
-LANGUAGE = ("gateway.wire", "gateway.request", "gateway.events", "gateway.errors", "gateway.routing.view")
+LANGUAGE = ("gateway.wire", "gateway.request", "gateway.made", "gateway.events", "gateway.errors", "gateway.routing.view")
 IMPURE_LIBRARIES = frozenset(
     "asyncio aiohttp anyio fastapi http httptools httpx os random requests secrets signal socket ssl starlette "  # noqa: SIM905
     "subprocess tempfile threading time uuid uvicorn uvloop".split()  # one line a list, not one line a word

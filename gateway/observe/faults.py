@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.events import Event, Finished
+from gateway.events import Event, Generated
 from gateway.observe.redact import Redactor
 from gateway.request import FailureKind, Fault
 
@@ -38,7 +38,7 @@ class FaultStory:
 class LastFaults:
     """An observer. `shows`: the text too. `wall_clock_s` gives Unix time."""
 
-    hears = (Finished,)
+    hears = (Generated,)
 
     def __init__(self, redactor: Redactor, wall_clock_s: Callable[[], float], *, shows: bool) -> None:
         self._redactor = redactor
@@ -47,10 +47,10 @@ class LastFaults:
         self._kept: deque[FaultStory] = deque(maxlen=KEPT_FAULTS)
 
     def __call__(self, event: Event) -> None:
-        """Takes the faults of a request that is over."""
-        if not isinstance(event, Finished):
+        """Takes the faults of an attempt that is over."""
+        if not isinstance(event, Generated):
             return
-        for fault in event.faults:
+        for fault in event.made.faults:
             before, after = excerpt(fault, self._redactor) if self.shows else (None, None)
             about = (event.request_id, event.model, event.engine, event.format)
             self._kept.append(FaultStory(self._wall_clock_s(), *about, fault.kind, fault.offset, fault.recovered, before, after))

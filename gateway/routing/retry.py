@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import (
+    AnswerRefused,
     BadRequest,
     ContextTooLong,
     EngineBroke,
@@ -27,6 +28,9 @@ Blame = Literal["engine", "unreached", "busy", "none"]
 
 Stopped = Literal["final", "attempts", "poison", "no_retry", "saturated", "budget", "no_engine", "resume_refused"]
 """Why there is no further attempt: the failure is not the engine's, or which limit was met."""
+
+EXCUSED = ("answer_refused", "bad_request", "cancelled", "client_stalled", "differs", "draining", "schema_miss", "total")
+"""Why attempts fail that say nothing of the engine."""
 
 DEADLY_S = 1.0
 MOST_DEADLY = 2
@@ -60,6 +64,13 @@ def refuses(error: GatewayError) -> bool:
     if isinstance(error, EngineRefused):
         return error.status < 500 and error.status not in _TRY_ELSEWHERE
     return isinstance(error, BadRequest | ContextTooLong)
+
+
+def failure_of(error: GatewayError) -> str:
+    """The word for an attempt that failed with this: the error's, but where the request or its answer was wrong."""
+    if refuses(error):
+        return "bad_request"
+    return "answer_refused" if isinstance(error, AnswerRefused) else error.reason
 
 
 def deadly(error: GatewayError, after_s: float, *, begun: bool = False) -> bool:

@@ -268,11 +268,9 @@ class _Exchange:
             client_stall_s=self._client.stall_s,
             usage=ledger.usage(),
             finish_reasons=tuple([each.finish_reason for each in ledger.tallies.values() if each.finish_reason]),
-            inter_token_s=tuple(ledger.inter_token_s),
-            per_token_s=tuple(ledger.per_token_s),
             with_tools=with_tools,
             tool_calls=sum(tally.calls for tally in ledger.tallies.values()),
-            ended_thoughts=ledger.ended_thoughts,
+            ended_thoughts=ledger.ended_thoughts(),
             retries=ledger.retries,
             resumes=ledger.resumes,
             failures=tuple(ledger.failures().items()),
@@ -288,7 +286,6 @@ class _Exchange:
             choices=request.n if request else 1,
             as_json=bool(request and request.answer),
             session=self._session,
-            faults=ledger.faults(),
         )
 
 

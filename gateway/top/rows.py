@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gateway.routing.retry import EXCUSED
 from gateway.top.window import Key, Window
 
 OWED = ("upstream_error", "timeout", "rejected", "drained")
@@ -66,7 +67,8 @@ class ModelRow:
 @dataclass(frozen=True, slots=True)
 class EngineRow:
     """One engine of a model. `running` counts this gateway's attempts on it; `engine_running` and `engine_waiting` are what it
-    says itself, `kv_usage` how full its cache is (1: full). `failed` counts attempts of the window, of `failed_share`.
+    says itself, `kv_usage` how full its cache is (1: full). `failed` counts attempts of the window that speak against it, of
+    `failed_share`.
     `restarts`: how often it was seen to have started again since the gateway did; `drifts`: its cache is not as believed."""
 
     model: str
@@ -121,12 +123,13 @@ class _Rates:
         self.p50 = window.quantiles(_TTFT, 0.5, *keys)
         self.p95 = window.quantiles(_TTFT, 0.95, *keys)
         self.running = window.gauge("interlock_inflight_requests", *keys)
-        self._cached = window.increases("interlock_cached_prompt_tokens_total", *keys)
-        self._prompt = window.increases("interlock_prompt_tokens_total", *keys)
+        self._cached = window.increases("interlock_cached_prompt_tokens_total", *_PAIR) or {}
+        self._prompt = window.increases("interlock_prompt_tokens_total", *_PAIR) or {}
 
     def cached_share(self, key: Key) -> float | None:
-        """Of the prompt tokens; None where there were none."""
-        return _share(_at(self._cached, key), _at(self._prompt, key))
+        """Of the prompt tokens of the engines that say what was cached; None where there were none."""
+        telling = [pair for pair in self._cached if pair[: len(key)] == key]
+        return _share(sum(self._cached[pair] for pair in telling), sum(self._prompt.get(pair, 0.0) for pair in telling))
 
 
 def totals(window: Window) -> Totals:
@@ -193,7 +196,10 @@ def engines(window: Window) -> list[EngineRow]:
     rates = _Rates(window, *_PAIR)
     gauges = {name: window.gauge(f"interlock_{name}", *_PAIR) for name in _OF_ENGINE}
     attempts = window.increases("interlock_attempts_total", *_PAIR)
-    failed = window.increases("interlock_attempt_failures_total", *_PAIR)
+    failed = _less(
+        window.increases("interlock_attempt_failures_total", *_PAIR),
+        window.increases("interlock_attempt_failures_total", *_PAIR, reason=EXCUSED),
+    )
     restarts = dict(window.gauge("interlock_engine_restarts_total", *_PAIR))
     info: dict[Key, tuple[str, str]] = {
         (model, engine): (kind, version) for model, engine, kind, version in window.gauge("interlock_engine_info", *_PAIR, *_INFO)
@@ -276,6 +282,10 @@ def parse_failures(window: Window) -> list[ParseFailureRow]:
 
 def _at(values: Mapping[Key, float | None] | Mapping[Key, float] | None, key: Key) -> float | None:
     return values.get(key) if values is not None else None
+
+
+def _less(all_: Mapping[Key, float] | None, some: Mapping[Key, float] | None) -> dict[Key, float] | None:
+    return {key: value - (some or {}).get(key, 0.0) for key, value in all_.items()} if all_ is not None else None
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from gateway.routing.retry import EXCUSED
 from gateway.top.rows import OWED, EngineRow, EngineState, FailureRow, ModelRow, ParseFailureRow, Totals
 from gateway.top.window import Window
 
@@ -97,7 +98,9 @@ def _of_engine(row: EngineRow, facts: Facts) -> Iterator[Trouble]:
     if row.failed:
         share = f"{_percent(row.failed_share)} of its attempts fail" if row.failed_share is not None else "attempts fail on it"
         reasons = facts.window.increases("interlock_attempt_failures_total", "model", "engine", "reason") or {}
-        words = _counted((reason, count) for (*pair, reason), count in reasons.items() if tuple(pair) == where)
+        words = _counted(
+            (reason, count) for (*pair, reason), count in reasons.items() if tuple(pair) == where and reason not in EXCUSED
+        )
         yield Trouble("warning", *where, f"{share}{words}")
     began = facts.window.increases("interlock_engine_restarts_total", "model", "engine") or {}
     if began.get(where):

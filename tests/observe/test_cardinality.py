@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 from msgspec.structs import replace
-from support.events import DONE
+from support.events import DONE, MADE
 from support.gateway import Served, scripted, tiny_model
 
 from gateway.events import AttemptFailed, AttemptStarted, CacheTold, Finished, NotRetried, Prefilled
@@ -110,6 +110,7 @@ def by_events(served: Served, clients: Clients, count: int) -> None:
         metrics(CacheTold(word, 1, word, model, 50, EXPECTED))
         metrics(AttemptFailed(word, 1, engine=word, reason="broke", model=model))
         metrics(NotRetried(word, 1, why=word, model=model))
+        metrics(replace(MADE, request_id=word, model=model, engine=word, format=word))
         metrics(finished(word, model))
         metrics.engine_info(word, "vllm", "1", word)
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.collector import Collector
-from support.events import DONE
+from support.events import DONE, MADE
 from support.gateway import Served, serving, settings_for
 from support.metrics import metrics_of
 from support.prometheus import prometheus, scraping
@@ -40,10 +40,10 @@ def made() -> Metrics:
 
 def test_the_last_recorded_request_of_each_bucket_is_named_and_no_other() -> None:
     metrics = made()
-    metrics(replace(DONE, ttft_s=0.05, trace_id=OTHER, sampled=True))
-    metrics(replace(DONE, ttft_s=0.055, trace_id=TRACE, sampled=True))
-    metrics(replace(DONE, ttft_s=0.051, trace_id=OTHER, sampled=False))  # nobody has it
-    metrics(replace(DONE, ttft_s=3.0, trace_id=None, sampled=True))
+    metrics(replace(MADE, ttft_s=0.05, recorded=OTHER))
+    metrics(replace(MADE, ttft_s=0.055, recorded=TRACE))
+    metrics(replace(MADE, ttft_s=0.051))  # nobody has it
+    metrics(replace(MADE, ttft_s=3.0))
     found = exemplars(metrics.copied()(OPENMETRICS)[1].decode())
     ttft = {bucket: told for (name, bucket), told in found.items() if name == "interlock_time_to_first_token_seconds_bucket"}
     assert ttft == {"0.06": (TRACE, 0.055)}

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from support.events import DONE
+from support.events import MADE
 
-from gateway.events import Finished, FirstToken
+from gateway.events import FirstToken, Generated
+from gateway.made import Made
 from gateway.observe.faults import KEPT_FAULTS, SHOWN_CHARS, LastFaults, excerpt
 from gateway.observe.redact import Redactor
 from gateway.request import Fault
@@ -18,8 +19,8 @@ def fault(text: str, at: int, *, cut: bool = False) -> Fault:
     return Fault("invalid_json", 7, False, text, at, cut)
 
 
-def done(number: int, *faults: Fault) -> Finished:
-    return replace(DONE, request_id=f"r{number}", faults=faults)
+def done(number: int, *faults: Fault) -> Generated:
+    return replace(MADE, request_id=f"r{number}", made=Made(faults=faults))
 
 
 def test_the_newest_are_kept() -> None:

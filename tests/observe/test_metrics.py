@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from support.events import DONE
+from support.events import DONE, MADE
 from support.gateway import serving, settings_for
 from support.metrics import metrics_of, read, value
 from support.scripted_engine import ScriptedEngine
@@ -21,6 +21,7 @@ from support.wiring import fleet
 from gateway.errors import GatewayError, RejectReason, TimeoutStage
 from gateway.events import AttemptFailed, AttemptStarted, CacheTold, NotRetried, Outcome, Prefilled
 from gateway.fleet.registry import Registry
+from gateway.made import Made
 from gateway.observe import groups
 from gateway.observe.group import Served
 from gateway.observe.health import Health
@@ -30,7 +31,7 @@ from gateway.observe.series import Histogram
 from gateway.observe.truth import RoutingTruth
 from gateway.prompt.profile import CheckName
 from gateway.request import FailureKind, Usage
-from gateway.routing.retry import Stopped
+from gateway.routing.retry import EXCUSED, Stopped
 from gateway.routing.view import Forecast, Terms
 
 PAIR = {"model", "engine"}
@@ -122,6 +123,8 @@ class Seen(Group):
 
 GROUP = Seen
 """
+ENGINE_FAILURES = {"unreachable", "refused", "broke", "connect", "headers", "first_token", "between_tokens", "internal"}
+REASONS = ENGINE_FAILURES | {*EXCUSED}
 SERVED = [Served("m", ("a", "b"), ("hermes",)), Served("n", ("c",), ("plain",))]
 CHECKS: Mapping[str, Mapping[CheckName, bool]] = {"m": {"template": True, "stop": False}}
 EXPECTED = Forecast(100, 60, 0.2, Terms(prefill_s=0.2), unit_tokens=4.0)
@@ -187,13 +190,14 @@ async def test_a_gateway_has_exactly_these_metrics() -> None:
 )
 def test_one_request_is_counted(name: str, labels: dict[str, str], expected: float) -> None:
     metrics = made()
+    metrics(MADE)
     metrics(DONE)
     assert value(metrics, name, model="m", engine="a", **labels) == pytest.approx(expected)
 
 
 def test_a_value_on_a_bound_is_in_that_bucket() -> None:
     metrics = made()
-    metrics(replace(DONE, ttft_s=0.005))
+    metrics(replace(MADE, ttft_s=0.005))
     name = "interlock_time_to_first_token_seconds_bucket"
     assert value(metrics, name, model="m", engine="a", le="0.001") == 0
     assert value(metrics, name, model="m", engine="a", le="0.005") == 1
@@ -211,7 +215,7 @@ def test_a_failure_before_routing_counts_as_a_request_but_measures_no_engine() -
 
 def test_a_request_without_tokens_has_no_first_token() -> None:
     metrics = made()
-    metrics(replace(DONE, outcome="timeout", reason="first_token", ttft_s=None, inter_token_s=(), with_tools=False))
+    metrics(replace(DONE, outcome="timeout", reason="first_token", ttft_s=None, with_tools=False))
     assert value(metrics, "interlock_requests_with_tools_total", model="m", engine="a", format="hermes") == 0
     assert value(metrics, "interlock_time_to_first_token_seconds_count", model="m", engine="a") is None
     assert value(metrics, "interlock_request_failures_total", model="m", outcome="timeout", reason="first_token") == 1
@@ -272,13 +276,14 @@ def test_many_pairs_do_not_multiply_by_every_kind_at_the_start() -> None:
     series = read(metrics)
     assert 0 < sum(name == "interlock_parse_failures_total" for name, _ in series) <= 1000
     assert sum(name == "interlock_tool_calls_total" for name, _ in series) == 60
-    metrics(replace(DONE, model="m7"))
+    metrics(replace(MADE, model="m7"))
     labels = {"model": "m7", "engine": "a", "format": "hermes", "kind": "invalid_json"}
     assert value(metrics, "interlock_parse_failures_total", **labels) == 1
 
 
 def test_no_client_and_no_engine_makes_series() -> None:
     metrics = made()
+    metrics(MADE)
     metrics(DONE)
     before = len(read(metrics))
     for number in range(2_000):
@@ -286,6 +291,7 @@ def test_no_client_and_no_engine_makes_series() -> None:
         metrics(AttemptStarted(word, 1, engine=word, model=word, at_s=0.0, why=word))
         metrics(Prefilled(word, 1, word, word, 0.1, EXPECTED))
         metrics(CacheTold(word, 1, word, word, 50, EXPECTED))
+        metrics(replace(MADE, request_id=word, model=word, engine=word, format=word, made=Made(failures={word: 1})))  # type: ignore[dict-item]
         metrics(AttemptFailed(word, 1, engine=word, reason=word, model=word))
         metrics(NotRetried(word, 1, why=word, model=word))
         metrics(
@@ -297,17 +303,17 @@ def test_no_client_and_no_engine_makes_series() -> None:
     assert "other" in reasons
     assert not [word for word in reasons if word.startswith("evil")]
     failed = {dict(labels)["reason"] for name, labels in series if name == "interlock_attempt_failures_total"}
-    assert len(failed) == 64 + 6 + 1
+    assert failed == {*REASONS, "other"}
     assert "other" in failed
-    assert len(series) - before - len(reasons) - 65 <= 180  # one set of series for `other`
+    assert len(series) - before - len(reasons) - len(failed) <= 180  # one set of series for `other`
     other = {"model": "other", "engine": "other", "dialect": "other", "outcome": "rejected"}
     assert value(metrics, "interlock_requests_total", **other) == 2_000
 
 
 def test_negative_counts_of_an_engine_do_not_lower_a_counter() -> None:
     metrics = made()
-    metrics(DONE)
-    metrics(replace(DONE, usage=Usage(-5, -5, -5)))
+    metrics(MADE)
+    metrics(replace(MADE, made=Made(Usage(-5, -5, -5)), prompt_tokens=-5, cached_tokens=-5))
     assert value(metrics, "interlock_prompt_tokens_total", model="m", engine="a") == 100
 
 
@@ -350,7 +356,7 @@ def test_both_exposition_formats_say_the_same() -> None:
 
 def test_a_long_answer_costs_a_few_milliseconds() -> None:
     metrics = made()
-    long = replace(DONE, inter_token_s=tuple(itertools.repeat((0.0123, 1), 10_000)))
+    long = replace(MADE, inter_token_s=tuple(itertools.repeat((0.0123, 1), 10_000)))
     best_s = min(repeat(lambda: metrics(long), number=1, repeat=7))
     assert best_s < 0.02, f"{best_s * 1e3:.2f} ms"
 
@@ -401,7 +407,7 @@ def test_an_engine_that_joins_has_its_series_and_one_that_left_keeps_them_for_a_
     assert value(metrics, "interlock_prompt_tokens_total", **labels) == 0
     assert value(metrics, "interlock_attempts_total", **labels) == 0
     metrics.left("m", "new@10.0.0.1")
-    metrics(replace(DONE, engine="new@10.0.0.1"))  # it ended as the engine left
+    metrics(replace(MADE, engine="new@10.0.0.1"))  # it ended as the engine left
     assert value(metrics, "interlock_prompt_tokens_total", **labels) == 100
     assert value(metrics, "interlock_inflight_requests", **labels) is None
     assert value(metrics, "interlock_engine_info", kind="vllm", version="0.33.0", **labels) is None
@@ -432,7 +438,7 @@ def test_engines_that_come_and_go_for_ever_do_not_make_series_for_ever() -> None
         if number % 300 == 299:
             sizes.append(sum(name == "interlock_prompt_tokens_total" for name, _ in read(metrics)))
     assert sizes == [16 + 3] * 3
-    metrics(replace(DONE, engine="e@0"))
+    metrics(replace(MADE, engine="e@0"))
     assert value(metrics, "interlock_prompt_tokens_total", model="m", engine="other") == 100
     assert value(metrics, "interlock_prompt_tokens_total", model="m", engine="a") == 0
 
@@ -458,14 +464,14 @@ def test_an_engine_that_left_is_shown_for_some_minutes_only() -> None:
 def test_an_engine_that_goes_to_another_model_keeps_its_name_and_loses_its_old_counts() -> None:
     now_s = 0.0
     metrics = made(lambda: now_s)
-    metrics(DONE)
+    metrics(MADE)
     metrics.left("m", "a")
     metrics.joined("n", "a")
-    metrics(replace(DONE, model="n", format="plain"))
+    metrics(replace(MADE, model="n", format="plain"))
     now_s = 301
     assert value(metrics, "interlock_prompt_tokens_total", model="m", engine="a") is None
     assert value(metrics, "interlock_prompt_tokens_total", model="n", engine="a") == 100
-    metrics(replace(DONE, model="n", format="plain"))
+    metrics(replace(MADE, model="n", format="plain"))
     assert value(metrics, "interlock_prompt_tokens_total", model="n", engine="a") == 200
 
 
@@ -479,13 +485,13 @@ def test_an_engine_whose_failures_others_make_good_is_seen() -> None:
         metrics(AttemptStarted(request, 2, engine="b", model="m", at_s=0.0, why=why, retry=True))
         metrics(replace(DONE, request_id=request, engine="b", attempts=2, retries=1, resumes=int(number == 2)))
     metrics(AttemptStarted("r3", 1, engine="a", model="m", at_s=0.0))
-    metrics(AttemptFailed("r3", 1, engine="a", reason="schema_mismatch", model="m"))
+    metrics(AttemptFailed("r3", 1, engine="a", reason="schema_miss", model="m"))
     metrics(NotRetried("r3", 1, why="budget", model="m"))
     series = {
         ("attempts", "a"): value(metrics, "interlock_attempts_total", model="m", engine="a"),
         ("attempts", "b"): value(metrics, "interlock_attempts_total", model="m", engine="b"),
         ("broke", "a"): value(metrics, "interlock_attempt_failures_total", model="m", engine="a", reason="broke"),
-        ("missed", "a"): value(metrics, "interlock_attempt_failures_total", model="m", engine="a", reason="schema_mismatch"),
+        ("missed", "a"): value(metrics, "interlock_attempt_failures_total", model="m", engine="a", reason="schema_miss"),
         ("broke", "b"): value(metrics, "interlock_attempt_failures_total", model="m", engine="b", reason="broke"),
         ("retries", ""): value(metrics, "interlock_retries_total", model="m"),
         ("resumes", ""): value(metrics, "interlock_resumes_total", model="m"),

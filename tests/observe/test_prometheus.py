@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from support.events import DONE
+from support.events import DONE, MADE
 from support.metrics import metrics_of
 from support.prometheus import prometheus, scraping
 from support.services import program
@@ -41,7 +41,8 @@ def filled() -> Metrics:
     registry = fleet("a", "b")
     metrics = metrics_of([Served("m", ("a", "b"), ("hermes",))], lambda known: Load(known, registry))
     metrics.engine_info("a", "vllm", "0.33.0", "m")
-    metrics(DONE)
+    for done in (MADE, DONE, MADE):
+        metrics(done)
     metrics(replace(DONE, request_id="r2", outcome="timeout", reason="first_token"))
     registry.running.apply(AttemptStarted("r3", 1, engine="a", model="m", at_s=0.0))
     return metrics

@@ -103,7 +103,7 @@ async def test_an_attempt_that_another_engine_began_anew_is_other() -> None:
     assert found["prefill"] < 0.4
 
 
-async def test_an_answer_that_another_went_on_with_has_the_work_of_both() -> None:
+async def test_an_answer_that_another_went_on_with_has_the_work_of_the_last_and_the_rest_is_other() -> None:
     async with ScriptedEngine().running() as first, ScriptedEngine().running() as second:
         begun: list[Step] = [HEAD, *(event(llama_token(text, at)) for at, text in enumerate("ab", 1)), 0.4, RESET]
         first.script = lambda seen: begun
@@ -116,8 +116,8 @@ async def test_an_answer_that_another_went_on_with_has_the_work_of_both() -> Non
             found = await stages(served)
             resumed = (await served.metrics())[sample("interlock_resumes_total", model="m")]
     assert (events[-1], resumed) == ("[DONE]", 1)
-    assert min(found["prefill"], found["decode"]) >= 0.4
-    assert found["other"] < 0.4
+    assert min(found["prefill"], found["other"]) >= 0.4
+    assert found["decode"] < 0.4
 
 
 async def test_a_client_that_does_not_read_is_a_stage_of_its_own() -> None:

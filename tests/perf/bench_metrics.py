@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from msgspec.structs import replace
-from support.events import DONE
+from support.events import DONE, MADE
 from support.metrics import metrics_of
 from support.wiring import fleet
 
@@ -31,12 +31,14 @@ ENGINES = [f"e{number}" for number in range(12)]
 def request(engine: str) -> list[Event]:
     """The events of one recorded request with 64 tokens."""
     about = ("r", 1, engine, "m")
-    done = replace(DONE, engine=engine, inter_token_s=((0.01, 1),) * 63, per_token_s=(0.01,), trace_id=TRACE, sampled=True)
+    made = replace(MADE, engine=engine, inter_token_s=((0.01, 1),) * 63, per_token_s=0.01, recorded=TRACE)
+    done = replace(DONE, engine=engine, trace_id=TRACE, sampled=True)
     return [
         Received("r", "openai_chat", 1.0),
         AttemptStarted(*about, 1.0, "cheapest", (), False, EXPECTED),
         Prefilled(*about, 0.1, EXPECTED),
         FirstToken(*about, 0.1),
+        made,
         CacheTold(*about, 50, EXPECTED),
         done,
     ]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from structlog.testing import capture_logs
-from support.events import DONE
+from support.events import DONE, MADE
 from support.gateway import Served, scripted, serving, settings_for
 from support.scripted_engine import HANG, HEAD, RESET, ScriptedEngine, completion, event, llama_token
 
@@ -172,7 +173,8 @@ def test_memory_is_bounded_whatever_happens() -> None:
                 explain(Prefilled(f"{name}{number}", attempt, "engine-99", "m", attempt + 0.25, forecast))
                 explain(CacheTold(f"{name}{number}", attempt, "engine-99", "m", attempt + 3000, forecast))
                 explain(AttemptFailed(f"{name}{number}", attempt, "engine-99", "gone"))
-            explain(done(f"{name}{number}", inter_token_s=((0.1, 1),) * 100))
+            explain(replace(MADE, request_id=f"{name}{number}", inter_token_s=((0.1, 1),) * 100))
+            explain(done(f"{name}{number}"))
 
     tracemalloc.start()
     requests("first")

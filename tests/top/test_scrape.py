@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.events import DONE
+from support.events import DONE, MADE
 from support.metrics import metrics_of
 from support.scrapes import text_of
 
@@ -20,6 +20,7 @@ def test_what_is_shown_is_read_and_nothing_else() -> None:
 
 def test_the_gateway_s_own_metrics_are_read_alike_as_text_and_as_they_are() -> None:
     metrics = metrics_of([Served("m", ("a",), ("hermes",))])
+    metrics(MADE)
     metrics(DONE)
     _, text = metrics.copied()("")
     assert read(text, 1.0) == taken(metrics.moment(FAMILIES)(), 1.0)

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from gateway.events import NO_ENGINE, Finished
+from gateway.events import Finished, Generated
 from gateway.observe.group import Group, Known, Pair, Served, Starts
 from gateway.observe.series import PAIR, Counter, Names
 from gateway.request import FailureKind, FinishReason
@@ -31,7 +31,7 @@ class Answers(Group):
             PAIR,
         )
         families = (self._ended, self._calls, self._with_tools, self._faults, self._thoughts)
-        super().__init__("Answers", families, {Finished: self._finished})
+        super().__init__("Answers", families, {Generated: self._generated, Finished: self._finished})
 
     def starts(self, served: Served, engine: str) -> Starts:
         """Each of the model's formats, with every reason and kind."""
@@ -43,18 +43,18 @@ class Answers(Group):
         yield self._ended, [(*place, reason) for place in places for reason in get_args(FinishReason)]
         yield self._faults, [(*place, kind) for place in places for kind in get_args(FailureKind)]
 
-    def _finished(self, pair: Pair, event: Finished) -> None:
-        place = (*pair, self._known.format(event.format))
-        if event.with_tools:
-            self._with_tools.add(place)
-        for kind, count in event.failures:
+    def _generated(self, pair: Pair, event: Generated) -> None:
+        made, place = event.made, (*pair, self._known.format(event.format))
+        for kind, count in made.failures.items():
             self._faults.add((*place, self._kind(kind)), count)
-        if pair[1] == NO_ENGINE:
-            return
-        for reason in event.finish_reasons if event.outcome == "ok" else ():
+        for reason in event.finish_reasons:
             self._ended.add((*place, self._reason(reason)))
-        self._calls.add(place, event.tool_calls)
-        self._thoughts.add(pair, event.ended_thoughts)
+        self._calls.add(place, made.calls)
+        self._thoughts.add(pair, made.ended_thoughts)
+
+    def _finished(self, pair: Pair, event: Finished) -> None:
+        if event.with_tools:
+            self._with_tools.add((*pair, self._known.format(event.format)))
 
 
 GROUP = Answers

@@ -5,22 +5,23 @@ from typing import get_args
 from gateway.events import AttemptFailed, AttemptStarted, NotRetried
 from gateway.observe.group import Group, Known, Pair, Served, Starts
 from gateway.observe.series import PAIR, Counter, Names
-from gateway.routing.retry import Stopped
+from gateway.routing.retry import EXCUSED, Stopped
 
-_ENGINE_FAILURES = ("unreachable", "refused", "broke", "headers", "first_token", "between_tokens")
-_REASONS = 64
+_ENGINE_FAILURES = ("unreachable", "refused", "broke", "connect", "headers", "first_token", "between_tokens", "internal")
+_REASONS = (*_ENGINE_FAILURES, *EXCUSED)
 
 
 class Attempts(Group):
     """Failures that clients never saw are here too."""
 
     def __init__(self, _: Known) -> None:
-        self._reason = Names(_ENGINE_FAILURES, room=_REASONS)
+        self._reason = Names(_REASONS)
         self._stopped = Names(get_args(Stopped))
         self._started = Counter("interlock_attempts_total", "Times that an engine was asked for an answer.", PAIR)
         self._failures = Counter(
             "interlock_attempt_failures_total",
-            "Attempts that ended without an answer, by reason, also where another served.",
+            "Attempts that ended without an answer that was given, by reason, also where another served. Nothing against the"
+            f" engine say {', '.join(EXCUSED[:-1])} and {EXCUSED[-1]}.",
             (*PAIR, "reason"),
         )
         self._retries = Counter("interlock_retries_total", "Attempts that followed a failure.", ("model",))
@@ -41,9 +42,9 @@ class Attempts(Group):
         yield self._refused, [(served.model, why) for why in get_args(Stopped)]
 
     def starts(self, served: Served, engine: str) -> Starts:
-        """The usual failures."""
+        """Every reason."""
         yield self._started, [(served.model, engine)]
-        yield self._failures, [(served.model, engine, reason) for reason in _ENGINE_FAILURES]
+        yield self._failures, [(served.model, engine, reason) for reason in _REASONS]
 
     def _attempted(self, pair: Pair, event: AttemptStarted) -> None:
         self._started.add(pair)

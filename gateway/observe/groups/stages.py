@@ -15,8 +15,8 @@ class Stages(Group):
         self._seconds = Counter(
             "interlock_request_stage_seconds_total",
             "Seconds of requests by what they were spent on; the stages of a request sum to its duration. render: making the"
-            " prompt; queue: waiting for an engine; prefill: from the serving attempt's start to its first token; decode: from"
-            " there to its end; client: blocked on a client that did not read; other: the rest, failed attempts with it.",
+            " prompt; queue: waiting for an engine; prefill: from the last attempt's start to its first token; decode: from there"
+            " to its end; client: blocked on a client that did not read; other: the rest, with it the attempts before the last.",
             (*PAIR, "stage"),
         )
         super().__init__("Stages", (self._seconds,), {Finished: self._finished})
