@@ -117,7 +117,6 @@ class LocalEngine:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, "OMP_WAIT_POLICY": "passive"},
                 start_new_session=True,  # the terminal's Ctrl-C is for us: we end the child ourselves, after the last answer
             )
         except OSError as error:

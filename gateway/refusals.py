@@ -17,7 +17,7 @@ class Refusals:
 
     def full(self, model: str) -> Rejected:
         """Too many wait already."""
-        message = f"No engine of {shown(model)} has room, and {self._requests} requests wait already; `/ready` says more."
+        message = f"No engine of {shown(model)} has room, and {self._requests} requests wait already."
         return Rejected(message, reason="queue_full", retry_after_s=self._wait_s(model))
 
     def no_room(self, model: str) -> Rejected:

@@ -239,7 +239,7 @@ class TracingSettings(Section):
 
     otlp_endpoint: str | None = None
     """The OpenTelemetry collector: `http://HOST:4318` or `https://…` (OTLP over HTTP; without a path `/v1/traces`), or
-    `grpc://HOST:4317`, `grpcs://…` with TLS. Needs the packages of `interlock[otel]`. Unset: no spans are made; a client's
+    `grpc://HOST:4317`, `grpcs://…` with TLS. Needs what `pip install ".[otel]"` brings. Unset: no spans are made; a client's
     `traceparent` goes on to the engines as it came."""
 
     sample_ratio: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
@@ -252,7 +252,7 @@ class TracingSettings(Section):
             return None
         package = _collector_package(value)
         if not _installed(package):
-            raise wrong('OpenTelemetry\'s packages are not installed: `pip install "interlock[otel]"` brings them')
+            raise wrong('OpenTelemetry\'s packages are not installed: `pip install ".[otel]"` in a clone brings them')
         return value
 
 

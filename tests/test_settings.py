@@ -834,4 +834,4 @@ def test_tracing_without_its_packages_says_how_to_get_them(
 
     monkeypatch.setattr("gateway.settings_parts.find_spec", find)
     (told,) = problems(folder, MODEL + "tracing: {otlp_endpoint: 'http://127.0.0.1:4318'}\n")
-    assert told.endswith('OpenTelemetry\'s packages are not installed: `pip install "interlock[otel]"` brings them')
+    assert told.endswith('OpenTelemetry\'s packages are not installed: `pip install ".[otel]"` in a clone brings them')

@@ -4,7 +4,7 @@ the address that its network needs. It checks no keys.
 `python -m engines.launch.llamacpp --model FILE.gguf --port N`. It ends with code 0 on SIGTERM, on SIGINT and, where `--parent`
 names its parent, within a second after that process is gone; with code 1 and one clear last line on stderr where it cannot serve.
 
-The parent should set OMP_WAIT_POLICY=passive: with spinning threads on busy cores decoding is ten times slower.
+Its threads sleep while they wait, unless OMP_WAIT_POLICY says otherwise: spinning on busy cores, decoding is ten times slower.
 """
 
 import argparse
@@ -64,10 +64,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _server(options: argparse.Namespace) -> Any:
     """The running server. Raises ImportError or RuntimeError with a message for the user."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP reads it once, while it is loaded
     try:
         import xllamacpp  # noqa: PLC0415 - an optional extra: without it the user needs this line, not a traceback
     except ImportError as error:
-        raise ImportError("xllamacpp is not installed: pip install 'interlock[local]'") from error
+        raise ImportError("xllamacpp is not installed: `pip install '.[local]'` in a clone brings it") from error
     try:
         return xllamacpp.Server(_params(xllamacpp.CommonParams(), options))
     except RuntimeError as error:

@@ -19,7 +19,7 @@ from gateway.prompt.model_files import ModelFiles
 from gateway.prompt.renderer import Draft
 from gateway.prompt.template import RENDER_FAULTS
 
-MISSING = "transformers is not installed: pip install 'interlock[check]'"
+MISSING = "transformers is not installed: `pip install '.[check]'` in a clone brings it"
 # What it raises for a directory that it cannot read: the tokenizer's kind is unknown to it, or needs a package that is not there.
 _UNREADABLE = (ImportError, OSError, ValueError, TypeError, AttributeError, LookupError, RuntimeError)
 

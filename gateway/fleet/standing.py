@@ -219,7 +219,7 @@ class Standing:
             shy=self.shy(now_s),
             most_running=most_running,
             share=self.share(now_s),
-            failing=self.breaker.failing,
+            failing=self.breaker.failing(now_s),
             weights=weights,
             life=self.life,
             slots=self.info.slots,

@@ -12,6 +12,8 @@ from typing import Literal
 
 BreakerState = Literal["closed", "open", "half_open"]
 
+_FADES_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class BreakerRules:
@@ -33,6 +35,7 @@ class Breaker:
     def __init__(self, rules: BreakerRules) -> None:
         self._rules = rules
         self._last: deque[bool] = deque(maxlen=rules.window)  # whether each failed
+        self._failed_s = 0.0  # when the last of those did
         self._in_a_row = 0
         self._unreached = 0
         self._openings = 0  # in a row
@@ -51,10 +54,11 @@ class Breaker:
         """Whether a request may go there."""
         return self.state(now_s) != "open" and not self._trying
 
-    @property
-    def failing(self) -> float:
-        """The share of the last requests that failed."""
-        return sum(self._last) / len(self._last) if self._last else 0.0
+    def failing(self, now_s: float) -> float:
+        """The share of the last requests that failed, half of it 30 s after the newest failure, and so on: an engine that is asked
+        for little would else be avoided for what it was long ago."""
+        share = self._share()
+        return share * 0.5 ** (max(now_s - self._failed_s, 0.0) / _FADES_S) if share else 0.0
 
     def started(self, now_s: float) -> int:
         """A request goes there, which is the trial of a breaker that is half open. Its visit, for what becomes of it; of one that
@@ -94,6 +98,7 @@ class Breaker:
         if visit != self._visit:
             return
         self._last.append(True)
+        self._failed_s = now_s
         self._in_a_row += 1
         self._unreached = self._unreached + 1 if unreached else 0
         if self._trying or self._too_many():
@@ -104,11 +109,14 @@ class Breaker:
         if self._until_s is not None:
             self._until_s = min(self._until_s, now_s)
 
+    def _share(self) -> float:
+        return sum(self._last) / len(self._last) if self._last else 0.0
+
     def _too_many(self) -> bool:
         rules = self._rules
         enough = len(self._last) * 2 >= rules.window
         return (
-            self._in_a_row >= rules.failures or self._unreached >= rules.unreached or (enough and self.failing >= rules.failing)
+            self._in_a_row >= rules.failures or self._unreached >= rules.unreached or (enough and self._share() >= rules.failing)
         )
 
     def _close(self) -> None:

@@ -213,7 +213,7 @@ def _entry(registry: Registry, member: Member, view: EngineView, told: Told, red
         problem=registry.problem(member.id),
         draining=standing.draining,
         leaving=standing.leaving,
-        breaker=BreakerEntry(standing.breaker.state(now_s), standing.breaker.failing),
+        breaker=BreakerEntry(standing.breaker.state(now_s), standing.breaker.failing(now_s)),
         rests_s=view.rests_s,
         share=view.share,
         running=view.running,

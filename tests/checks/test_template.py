@@ -95,7 +95,7 @@ def test_without_a_reference_the_rest_still_runs_and_says_why() -> None:
     assert not failed(cases)
     skipped = [case for case in cases if case.status == "skipped"]
     assert [case.name for case in skipped] == ["reference"]
-    assert "transformers is not installed: pip install 'interlock[check]'" in skipped[0].diagnosis
+    assert "transformers is not installed: `pip install '.[check]'` in a clone brings it" in skipped[0].diagnosis
     assert len(cases) > 40
 
 

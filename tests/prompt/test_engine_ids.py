@@ -58,7 +58,7 @@ def serving(tokenizer: dict[str, Field], folder: Path) -> Iterator[str]:
     model.write_bytes(tiny_llama(tokenizer, vocab=len(tokens), width=32))
     command = [sys.executable, "-m", "engines.launch.llamacpp", "--model", str(model), "--port", str(port), "--alias", "tiny"]
     command += ["--slots", "1", "--ctx", "128", "--parent", str(os.getpid())]
-    with subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "passive"}, stderr=subprocess.DEVNULL) as child:
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
         try:
             wait_ready(port, child)
             yield f"http://127.0.0.1:{port}"

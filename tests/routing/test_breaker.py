@@ -71,7 +71,7 @@ def test_a_request_that_began_before_it_opened_says_nothing_later() -> None:
     assert not breaker.admits(10)
     breaker.succeeded(trial)
     assert breaker.state(10) == "closed"
-    assert breaker.failing == 0
+    assert breaker.failing(10) == 0
 
 
 def test_half_open_lets_one_through_and_its_end_decides() -> None:
@@ -104,7 +104,7 @@ def test_what_was_served_since_it_opened_closes_it(trial: bool) -> None:
     breaker.succeeded(first)
     assert breaker.state(10) == "closed"
     assert breaker.admits(10)
-    assert breaker.failing == 0
+    assert breaker.failing(10) == 0
 
 
 def test_what_was_served_closes_no_breaker_that_opened_after_it_began() -> None:
@@ -116,7 +116,7 @@ def test_what_was_served_closes_no_breaker_that_opened_after_it_began() -> None:
     breaker.succeeded(breaker.started(12))
     assert breaker.state(12) == "closed"
     breaker.failed(aside, 12)
-    assert breaker.failing == 0
+    assert breaker.failing(12) == 0
 
 
 def test_a_trial_that_says_nothing_makes_room_for_the_next() -> None:
@@ -139,7 +139,7 @@ def test_a_trial_that_is_answered_closes_it_before_it_ends_and_may_fail_yet() ->
     assert breaker.state(10) == "closed"
     assert breaker.admits(10)
     breaker.failed(trial, 11)
-    assert breaker.failing == 1
+    assert breaker.failing(11) == 1
     for _ in range(4):
         breaker.failed(breaker.started(11), 11)
     assert breaker.state(11 + 19) == "open"  # twice as long: it has served nothing since
@@ -183,6 +183,28 @@ def test_an_engine_that_was_away_is_tried_at_once() -> None:
     assert closed.state(1) == "closed"
     closed.failed(closed.started(1), 1)
     assert closed.state(1) == "open"  # being back forgives a closed one nothing
+
+
+def test_an_old_failure_fades_and_a_new_one_counts_whole() -> None:
+    breaker = after("x.")
+    assert [breaker.failing(at) for at in (0, 30, 60)] == [0.5, 0.25, 0.125]
+    assert breaker.failing(3600) < 1e-6
+    breaker.failed(breaker.started(3600), 3600)
+    assert breaker.failing(3600) == 2 / 3
+
+
+def test_what_opens_it_does_not_fade() -> None:
+    breaker = Breaker(RULES)
+    for hour, end in enumerate("x.xx.x..x."):
+        at_s = hour * 3600.0
+        visit = breaker.started(at_s)
+        if end == "x":
+            breaker.failed(visit, at_s)
+        else:
+            breaker.succeeded(visit)
+    assert breaker.state(10 * 3600.0) == "closed"
+    breaker.failed(breaker.started(36_000), 36_000)
+    assert breaker.state(36_000) == "open"
 
 
 @dataclass

@@ -59,7 +59,7 @@ def running_engine(
     model, port = file or smollm2_file(), port or free_port()
     command = [sys.executable, "-m", "engines.launch.llamacpp", "--model", str(model), "--port", str(port), "--alias", alias]
     command += ["--slots", str(slots), "--ctx", str(context_tokens), "--parent", str(os.getpid())]
-    with subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "passive"}) as child:
+    with subprocess.Popen(command) as child:
         try:
             wait_ready(port, child)
             yield EngineUnderTest(f"http://127.0.0.1:{port}", port, child.pid, model, alias)

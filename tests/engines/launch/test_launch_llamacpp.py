@@ -43,6 +43,16 @@ def test_a_damaged_model_ends_with_a_clear_line(tmp_path: Path) -> None:
     assert last.startswith(f"error: llama.cpp cannot serve {model}")
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize(("policy", "spins"), [(None, "'0'"), ("active", "'30000000000'")])
+def test_its_threads_sleep_while_they_wait_unless_they_are_told_to_spin(tmp_path: Path, policy: str | None, spins: str) -> None:
+    model = tmp_path / "no.gguf"
+    model.write_bytes(b"GGUF")
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    env |= {"OMP_DISPLAY_ENV": "verbose"} | ({"OMP_WAIT_POLICY": policy} if policy else {})
+    assert f"GOMP_SPINCOUNT = {spins}" in failed("--model", str(model), "--port", str(free_port()), env=env)
+
+
 def test_a_busy_port_is_one_line(tmp_path: Path) -> None:
     model = tmp_path / "text.gguf"
     model.write_bytes(b"GGUF")
@@ -61,7 +71,7 @@ def test_a_missing_wheel_says_what_to_install(tmp_path: Path) -> None:
     model.write_bytes(b"GGUF")
     path = os.pathsep.join([str(tmp_path), os.getcwd()])
     said = failed("--model", str(model), "--port", str(free_port()), env={**os.environ, "PYTHONPATH": path})
-    assert said == "error: xllamacpp is not installed: pip install 'interlock[local]'\n"
+    assert said == "error: xllamacpp is not installed: `pip install '.[local]'` in a clone brings it\n"
 
 
 @contextmanager
@@ -69,7 +79,7 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A launcher that answers, and its port."""
     port = free_port()
     command = [*COMMAND, "--model", str(smollm2_file()), "--port", str(port), "--slots", "1", "--ctx", "256", *arguments]
-    with subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "passive"}) as process:
+    with subprocess.Popen(command) as process:
         try:
             wait_ready(port, process)
             yield process, port
