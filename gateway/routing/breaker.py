@@ -55,8 +55,8 @@ class Breaker:
         return self.state(now_s) != "open" and not self._trying
 
     def failing(self, now_s: float) -> float:
-        """The share of the last requests that failed, half of it 30 s after the newest failure, and so on: an engine that is asked
-        for little would else be avoided for what it was long ago."""
+        """The share of the last requests that failed. It halves every 30 s without another failure: an engine that is asked
+        little would else be avoided for what it was long ago."""
         share = self._share()
         return share * 0.5 ** (max(now_s - self._failed_s, 0.0) / _FADES_S) if share else 0.0
 

@@ -14,8 +14,8 @@ class EngineView(msgspec.Struct, frozen=True):
     `ready` is what probes say; `draining`: it takes no new requests; `ejected`: its breaker is open; `rests_s` are the seconds
     until it wants to be asked again; `shy`: it just had no room, and did not say until when. `running` counts the attempts of
     ours on it now, of at most `most_running` (None: it queues itself). `share` (0 to 1] is how much of an engine's part it gets
-    while it warms up; `failing` the share of its last requests that failed, which fades. Engines with the same `weights` answer alike.
-    `context_tokens` is None until it has said it. `returning`: it has just lost a connection, and may be back as soon as it is
+    while it warms up; `failing` the share of its last requests that failed, which fades. Engines with the same `weights` answer
+    alike. `context_tokens`: None until it said it. `returning`: it has just lost a connection, and may be back as soon as it is
     asked. `life` is another number when it may be another process, whose cache is empty. It answers `slots` requests at a time,
     each out of a cache of its own (gateway.routing.slots), and others wait in it; None: it says of no bound, and they share one.
     `claimed`: one that waits in the gateway goes there first (gateway.routing.claims).
