@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
+from gateway.observe.credentials import MASK, SUSPECT, masked
 from gateway.wire import jsonio
 from gateway.wire.text import held_suffix
 
-MASK = "[redacted]"
 _VALUE_BYTES = 1024
 _TRACE_BYTES = 8192  # a traceback says the most at its end
 _READ_CHARS = 65_536  # of one text: what is beyond would be cut anyway
@@ -26,15 +26,8 @@ _INT_LIMIT = 2**63  # beyond it a number is written as text
 _DEPTH = 2
 
 _SECRET_NAME = re.compile(
-    r"authori[sz]ation|cookie|password|passwd|secret|credential|(api|access|private)[-_]?key|(^|[-_])(token|key)$", re.IGNORECASE
-)
-_SUSPECT = re.compile(r"authorization|cookie|key|token|password|secret|bearer|sk-", re.IGNORECASE)
-_IS = r"""["']?\s*[:=,]\s*b?["']?"""  # what stands between a name and its value, in headers, JSON and Python's own notation
-_CREDENTIALS = (
-    re.compile(rf"""((?:authorization|cookie){_IS})[^\r\n"']+""", re.IGNORECASE),
-    re.compile(rf"""((?:(?:api|access|secret|private)[-_]?(?:key|token)|password|secret){_IS})[^\s"',;&}}]+""", re.IGNORECASE),
-    re.compile(r"""(\bbearer\s+)[^\s"',;&}]{6,}""", re.IGNORECASE),
-    re.compile(r"(\b)sk-[A-Za-z0-9_-]{8,}"),
+    r"authori[sz]ation|cookie|passw(or)?d|^pwd$|passphrase|secret|credential|(api|access|private)[-_]?key|(^|[-_])(token|key)$",
+    re.IGNORECASE,
 )
 # JSON leaves these as they are, but terminals and line readers act on them.
 _ACTIVE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -59,7 +52,7 @@ class Redactor:
         forms = {form for secret in secrets if secret for form in (secret, quote(secret, safe=""), repr(secret)[1:-1])}
         longest_first = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if forms else None
-        self._suspect = re.compile("|".join([_SUSPECT.pattern, *map(re.escape, longest_first)]), re.IGNORECASE)
+        self._suspect = re.compile("|".join([SUSPECT, *(re.escape(form.lower()) for form in longest_first)]))
         self._names = lru_cache(_REMEMBERED)(self._read_names)
         self._name = lru_cache(_REMEMBERED)(self._read_name)
         self._word = lru_cache(_REMEMBERED)(self._cut)
@@ -68,10 +61,7 @@ class Redactor:
         """The text without secrets."""
         if self._known is not None:
             text = self._known.sub(MASK, text)
-        if _SUSPECT.search(text):
-            for credential in _CREDENTIALS:
-                text = credential.sub(rf"\1{MASK}", text)
-        return text
+        return masked(text)
 
     def unfinished(self, text: str) -> str:
         """As `text`, for one that was cut at its end, or goes on: the beginning of a known secret at its end goes too."""
@@ -106,7 +96,7 @@ class Redactor:
     def _harmless(self, text: str) -> bool:
         if len(text) > _VALUE_BYTES or not (text.isascii() and text.isprintable()):
             return False
-        return self._suspect.search(text) is None
+        return self._suspect.search(text.lower()) is None
 
     def _read_names(self, names: tuple[str, ...]) -> bool:
         return all(self._read_name(name) == (name, False) and name.isascii() and name.isprintable() for name in names)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.observe.redact import MASK, Redactor
+from gateway.observe.credentials import MASK
+from gateway.observe.redact import Redactor
 
 KEY = "il-Canary/7+?='x"
 ENGINE_KEY = "engine-canary-0123456789"
