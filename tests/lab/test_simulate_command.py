@@ -1,6 +1,7 @@
 """`interlock simulate` as its user meets it: what it prints, and the exit code (0 ok, 1 failed, 2 usage or a bad trace)."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -26,6 +27,23 @@ def test_it_says_what_people_compare(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert out.startswith("agents, sglang_like, 2 engines: 174 requests in ")
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["TTFT", "TPOT", "hit", "imbalance", "prefill", "pre-empted"]
     assert "174 requests simulated in" in err
+
+
+def test_the_examples_of_the_documentation_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
+    examples = re.findall(r"```(?:json|csv)\n(.*?)```", text, re.DOTALL)
+    hits = []
+    for number, example in enumerate(examples):
+        file = tmp_path / f"{number}.trace"
+        file.write_text(example)
+        code, out, _ = call(monkeypatch, capsys, file, "--engines", "2", "--json")
+        assert code == 0
+        report = json.loads(out)
+        assert report["requests"] == (3, 3, 2)[number]
+        hits.append(report["hit_rate"] > 0)
+    assert hits == [True, True, False]
 
 
 def test_json_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
