@@ -69,8 +69,8 @@ def _promised() -> list[Panel]:
         ),
         number(
             "Tokens written",
-            "Tokens of the answers in a second, thoughts included, over all engines: the throughput. Compare it with what one"
-            " engine of yours writes at most.",
+            "Tokens that engines wrote in a second, thoughts and what was thrown away included: the throughput. Compare it with "
+            "what one engine of yours writes at most.",
             TOKENS,
             f"sum(rate(interlock_completion_tokens_total{{{PAIR}}}{EVERY}))",
             over=True,

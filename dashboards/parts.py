@@ -16,7 +16,7 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-EXCUSED = ("answer_refused", "bad_request", "cancelled", "client_stalled", "differs", "schema_miss", "total")
+from gateway.routing.retry import EXCUSED
 
 MODEL = 'model=~"$model"'
 PAIR = f'{MODEL},engine=~"$engine"'

@@ -39,13 +39,14 @@ def dashboard() -> Dashboard:
 
 
 def _cache() -> list[Panel]:
-    hits = ratio(f"increase({_CACHED}{RANGE})", f"increase({_PROMPT}{RANGE})")
+    cached = f"increase({_CACHED}{RANGE})"
+    hits = ratio(cached, f"increase({_PROMPT}{RANGE}) and {cached}")
     return [
         number(
             "Hit rate, reported",
-            "Share of the prompt tokens that the engines say they had in their cache, over the time shown. Agents' turns "
-            "repeat almost all of the last: well below 80 % with agents, the prompts change at their beginning, or the caches"
-            " are too small.",
+            "Share of the prompt tokens that the engines say they had in their cache, over the time shown; engines that say "
+            "nothing count on neither side. Agents' turns repeat almost all of the last: well below 80 % with agents, the "
+            "prompts change at their beginning, or the caches are too small.",
             "percentunit",
             hits,
             width=6,

@@ -135,3 +135,12 @@ def test_tokens_are_read_where_no_engine_says_what_it_had(tmp_path: Path, cached
 def test_the_model_without_engines_can_be_chosen_and_is_shown(tmp_path: Path) -> None:
     series = {'interlock_model_engines_ready{model="m",instance="a"}': "1x20 0x80"}
     says(tmp_path, series, panel("engines", "Engines that can serve, by model"), "20m", [('{model="m"}', 0)])
+
+
+def test_an_engine_that_says_nothing_of_its_cache_lowers_no_hit_rate(tmp_path: Path) -> None:
+    series = {
+        'interlock_prompt_tokens_total{model="m",engine="telling"}': "0+100x80",
+        'interlock_cached_prompt_tokens_total{model="m",engine="telling"}': "0+80x80",
+        'interlock_prompt_tokens_total{model="m",engine="silent"}': "0+900x80",
+    }
+    says(tmp_path, series, panel("routing", "Hit rate, reported"), "20m", [("{}", 0.8)])
