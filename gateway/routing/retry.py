@@ -29,7 +29,7 @@ Blame = Literal["engine", "unreached", "busy", "none"]
 Stopped = Literal["final", "attempts", "poison", "no_retry", "saturated", "budget", "no_engine", "resume_refused"]
 """Why there is no further attempt: the failure is not the engine's, or which limit was met."""
 
-EXCUSED = ("answer_refused", "bad_request", "cancelled", "client_stalled", "differs", "draining", "schema_miss", "total")
+EXCUSED = ("answer_refused", "bad_request", "cancelled", "client_stalled", "differs", "schema_miss", "total")
 """Why attempts fail that say nothing of the engine."""
 
 DEADLY_S = 1.0
