@@ -87,7 +87,7 @@ class Attempt:
         began_s, considered = self._began_s, decision.considered
         forecast = self.progress.route.forecast
         about = (ledger.request_id, number, member.id, member.model)
-        emit(AttemptStarted(*about, began_s, why, considered, retry, forecast))
+        emit(AttemptStarted(*about, began_s, why, considered, retry, forecast, self.progress.choice))
         self._parse = ledger.trace.timed(number, self._parse)
         failure: str | None = "internal"
         try:

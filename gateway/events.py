@@ -30,7 +30,7 @@ class Received(msgspec.Struct, frozen=True):
 
 class AttemptStarted(msgspec.Struct, frozen=True):
     """Attempt number `attempt` of this request goes to `engine`: `why`, out of which engines as they were then, and what is
-    expected of it. `retry`: it follows a failure."""
+    expected of it. `retry`: it follows a failure. `choice`: it makes this one of the request's, the first being 0, or all."""
 
     request_id: str
     attempt: int
@@ -41,6 +41,7 @@ class AttemptStarted(msgspec.Struct, frozen=True):
     considered: tuple[EngineView, ...] = ()
     retry: bool = False
     forecast: Forecast | None = None
+    choice: int = 0
 
 
 class Prefilled(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Literal
+from types import MappingProxyType, NoneType
+from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
@@ -323,8 +323,19 @@ def message_of(error: ErrorDetails, below: KeyPath = ()) -> str:
             return "must be a list"
         case "path_type":
             return "must be a path"
+        case "bool_type":
+            return "must be `true` or `false`"
         case _:
-            return error["msg"].replace("Input should be", "must be").replace("Input should", "must")
+            null = ", or `null`" if _may_be_null((*below, *error["loc"])) else ""
+            return error["msg"].replace("Input should be", "must be").replace("Input should", "must") + null
+
+
+def _may_be_null(path: KeyPath) -> bool:
+    """Whether that says something else there than leaving the key out."""
+    *parents, key = (each for each in path if isinstance(each, str))
+    section = SECTIONS.get(tuple(parents))
+    field = section.model_fields.get(key) if section is not None else None
+    return field is not None and field.default is not None and NoneType in get_args(field.annotation)
 
 
 def _unknown_key(path: KeyPath) -> str:

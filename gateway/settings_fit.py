@@ -68,6 +68,15 @@ def misfits(values: Mapping[str, Any], kinds: Mapping[str, Traits]) -> Iterator[
     yield from _clashes("engine", _engine_ids(models), NO_ENGINE)
     for at, model in models:
         yield from _model_misfits(at, model, kinds)
+    yield from _routing_misfits(values.get("routing"))
+
+
+def _routing_misfits(routing: Any) -> Iterator[tuple[KeyPath, str]]:
+    policy = routing.get("policy") if isinstance(routing, dict) else None
+    if policy in ("round_robin", "least_outstanding"):  # `session` goes by cost where a client names none
+        for key in ("hold_s", "kappa_max"):
+            if key in routing:
+                yield ("routing", key), f"has no effect with `policy: {policy}`"
 
 
 def _rows(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]]]:

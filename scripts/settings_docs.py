@@ -61,7 +61,12 @@ def document() -> str:
 def _row(name: str, field: FieldInfo) -> str:
     default = "required" if field.is_required() else _shown(field.default)
     meaning = " ".join((field.description or "").split())
-    return f"| `{name}` | {_type(field.annotation, name)} | {default} | {meaning} |\n"
+    return f"| `{name}` | {_type(field.annotation, name)}{_null(field)} | {default} | {meaning} |\n"
+
+
+def _null(field: FieldInfo) -> str:
+    """`null` is told of where it says something else than leaving the key out."""
+    return " or `null`" if field.default is not None and NoneType in get_args(field.annotation) else ""
 
 
 def _shown(default: Any) -> str:

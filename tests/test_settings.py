@@ -301,7 +301,19 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
     ),
     "1.1 booleans are text": (
         model_with("hold_arguments: yes"),
-        ["f.yaml:4:3: models[0].hold_arguments: must be a valid boolean"],
+        ["f.yaml:4:3: models[0].hold_arguments: must be `true` or `false`"],
+    ),
+    "no number where null is one too": (
+        MODEL + "routing: {hold_s: abc}",
+        ["f.yaml:6:11: routing.hold_s: must be a valid number, or `null`"],
+    ),
+    "a number where null is none": (
+        MODEL + "routing: {kappa_max: null}",
+        ["f.yaml:6:11: routing.kappa_max: must be a valid number"],
+    ),
+    "what another policy ignores": (
+        MODEL + "routing: {policy: round_robin, hold_s: null}",
+        ["f.yaml:6:32: routing.hold_s: has no effect with `policy: round_robin`"],
     ),
     "a choice": (model_with("tools: all"), ["f.yaml:4:3: models[0].tools: must be 'native' or 'constrained'"]),
     "a tag": (model_with("tools: !!binary aGk="), ["f.yaml:4:10: models[0].tools: YAML tags are not supported"]),
@@ -644,7 +656,7 @@ def test_anchors_and_merges(folder: Path) -> None:
 
 def test_a_problem_in_what_is_merged_is_told_where_it_stands(folder: Path) -> None:
     with_text = MODEL.replace("m.gguf", "m.gguf\n    hold_arguments: 1")
-    assert problems(folder, with_text) == ["f.yaml:5:5: models[0].hold_arguments: must be a valid boolean"]
+    assert problems(folder, with_text) == ["f.yaml:5:5: models[0].hold_arguments: must be `true` or `false`"]
     text = MODEL + "limits:\n  <<: {n: 0}\n  stop: 1\ntimeouts: {<<: 3}"
     assert problems(folder, text) == [
         "f.yaml:7:8: limits.n: must be greater than or equal to 1",

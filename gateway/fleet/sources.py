@@ -93,7 +93,7 @@ class Sources:
             _log.warning("settings that need a restart are not taken", keys=keys)
         self._models |= {model.name: model for model in settings.models if model.name in self._models}
         self._take()
-        _log.info("settings read: the models' engines are as they say")
+        _log.info("settings read: the engines that they name are taken")
 
     def _take(self) -> None:
         for model in self._models.values():

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import PlainSerializer
 
 from gateway.events import (
     AttemptFailed,
@@ -34,6 +36,9 @@ _ATTEMPTS = 16
 _ENGINES = 16
 _ENGINES_IN_ALL = 64  # of one request
 
+Rounded = Annotated[float, PlainSerializer(lambda value: round(value, 6), return_type=float)]
+"""A number that a program is told: seconds to the microsecond, without the noise of sums."""
+
 AttemptOutcome = Literal["running", "served", "failed", "client_gone"]
 
 
@@ -48,10 +53,10 @@ class Considered:
     most_running: int | None
     draining: bool
     ejected: bool
-    rests_s: float
-    share: float
-    failing: float
-    cost_s: float | None = None
+    rests_s: Rounded
+    share: Rounded
+    failing: Rounded
+    cost_s: Rounded | None = None
 
 
 @dataclass(slots=True)
@@ -60,36 +65,38 @@ class Expected:
 
     prompt_tokens: int
     cached_tokens: int
-    ttft_s: float
-    wait_s: float
-    memory_s: float
-    prefill_s: float
-    eviction_s: float
-    standing_s: float
-    kappa: float
-    shared_s: float
+    ttft_s: Rounded
+    wait_s: Rounded
+    memory_s: Rounded
+    prefill_s: Rounded
+    eviction_s: Rounded
+    standing_s: Rounded
+    kappa: Rounded
+    shared_s: Rounded
 
 
 @dataclass(slots=True)
 class AttemptStory:
-    """One attempt. `started_s` is since the request's body was read, `lasted_s` None while it runs. `considered` are the engines
-    as they were when it was chosen, that one first and then the cheapest; `left_out` counts those that are not shown. `stopped`
-    says why no attempt followed a failure, and `objection` what spoke against going on with its answer. `forecast` is what was
-    expected of it, `ttft_s` and `cached_tokens` what came; None: it did not come, or the engine does not say."""
+    """One attempt, at choice number `choice` of the request, or at all of them. `started_s` is since the request's body was read,
+    `lasted_s` None while it runs. `considered` are the engines as they were when it was chosen, that one first and then the
+    cheapest; `left_out` counts those that are not shown. `stopped` says why no attempt followed a failure, and `objection` what
+    spoke against going on with its answer. `forecast` is what was expected of it, `ttft_s` and `cached_tokens` what came; None:
+    it did not come, or the engine does not say."""
 
     attempt: int
     engine: str
     why: str
-    started_s: float
+    started_s: Rounded
+    choice: int = 0
     considered: tuple[Considered, ...] = ()
     left_out: int = 0
     outcome: AttemptOutcome = "running"
     reason: str | None = None
-    lasted_s: float | None = None
+    lasted_s: Rounded | None = None
     stopped: str | None = None
     objection: str | None = None
     forecast: Expected | None = None
-    ttft_s: float | None = None
+    ttft_s: Rounded | None = None
     cached_tokens: int | None = None
 
 
@@ -97,10 +104,10 @@ class AttemptStory:
 class Timings:
     """Seconds of a request that is over: of all of it, in the gateway's queue, to the first token, and for the client to read."""
 
-    duration_s: float
-    queue_s: float
-    ttft_s: float | None
-    client_stall_s: float
+    duration_s: Rounded
+    queue_s: Rounded
+    ttft_s: Rounded | None
+    client_stall_s: Rounded
 
 
 @dataclass(slots=True)
@@ -185,7 +192,7 @@ class Explain:
         record.engines += len(shown)
         left_out = len(event.considered) - len(shown)
         started_s = event.at_s - record.received_s
-        attempt = AttemptStory(event.attempt, event.engine, event.why, started_s, shown, left_out)
+        attempt = AttemptStory(event.attempt, event.engine, event.why, started_s, event.choice, shown, left_out)
         attempt.forecast = _expected(event.forecast) if event.forecast is not None else None
         story.attempts.append(attempt)
 

@@ -16,7 +16,7 @@ from engines.base import EngineInfo
 from gateway.errors import BadRequest, RouteNotFound, shown
 from gateway.fleet.registry import Member, Registry
 from gateway.observe.drift import Drift, State
-from gateway.observe.explain import KEPT_REQUESTS, Explain, RequestStory
+from gateway.observe.explain import KEPT_REQUESTS, Explain, RequestStory, Rounded
 from gateway.observe.redact import Redactor
 from gateway.routing.breaker import BreakerState
 from gateway.routing.view import Belief, EngineView
@@ -32,7 +32,7 @@ class BreakerEntry:
     """Whether traffic takes the engine out, and the share of its last requests that failed."""
 
     state: BreakerState
-    failing: float
+    failing: Rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class LoadEntry:
 
     running: int | None
     waiting: int | None
-    kv_usage: float | None
-    age_s: float
+    kv_usage: Rounded | None
+    age_s: Rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class EngineEntry:
     draining: bool
     leaving: bool
     breaker: BreakerEntry
-    rests_s: float
-    share: float
+    rests_s: Rounded
+    share: Rounded
     running: int
     most_running: int | None
     load: LoadEntry | None
@@ -221,9 +221,18 @@ def _entry(registry: Registry, member: Member, view: EngineView, told: Told, red
         load=LoadEntry(load[1].running, load[1].waiting, load[1].kv_usage, load[0]) if load is not None else None,
         info=replace(standing.info, version=cleaned(standing.info.version), model=cleaned(standing.info.model)),
         weights=redact(view.weights),
-        router=told.believed(member.model, member.id),
+        router=_rounded(told.believed(member.model, member.id)),
         predictions=told.predictions(member.model, member.id),
         kv_events=told.events(member.model, member.id),
+    )
+
+
+def _rounded(belief: Belief) -> Belief:
+    return replace(
+        belief,
+        pending_prefill_s=round(belief.pending_prefill_s, 6),
+        prefill_tokens_per_s=round(belief.prefill_tokens_per_s, 6),
+        slowness=round(belief.slowness, 6),
     )
 
 

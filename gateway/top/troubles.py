@@ -18,7 +18,11 @@ _NO_TRAFFIC: Mapping[EngineState, str] = {
     "other tokenizer": "out of service: its tokenizer is not the model's",
     "breaker open": "gets no requests: its last ones failed",
 }
-
+_NAMING: Mapping[str, str] = {  # by where engines are named
+    "settings": "the settings file is wrong or cannot be read",
+    "engines_file": "a file of engines is wrong or cannot be read",
+    "dns": "a name of engines cannot be resolved",
+}
 
 Severity = Literal["critical", "warning"]
 
@@ -68,7 +72,7 @@ def _of_gateway(facts: Facts) -> Iterator[Trouble]:
         yield Trouble("warning", None, None, f"the event loop was {gateway.loop_lag_s:.2g} s late")
     for (origin,), failed in window.gauge("interlock_config_reload_failed", "origin").items():
         if failed:
-            yield Trouble("warning", None, None, f"what names engines cannot be read now: {origin}")
+            yield Trouble("warning", None, None, f"{_NAMING.get(origin, origin)}; what it said before stays")
     dropped = window.increases("interlock_capture_dropped_total") or {}
     if lost := dropped.get(()):
         yield Trouble("warning", None, None, f"{lost:.0f} records of the capture were dropped")

@@ -45,6 +45,24 @@ def done(request_id: str, **changed: Any) -> Finished:
     return Finished(**{**fields, "request_id": request_id, **changed})
 
 
+def floats(told: Any) -> list[float]:
+    if isinstance(told, dict | list):
+        return [each for part in (told.values() if isinstance(told, dict) else told) for each in floats(part)]
+    return [told] if isinstance(told, float) else []
+
+
+async def test_attempts_say_which_choice_they_make_and_times_have_no_noise() -> None:
+    async with ScriptedEngine().running() as engine:
+        engine.script = lambda seen: completion("Hi")
+        async with serving(settings_for(engine.url)) as served:
+            assert (await served.chat(n=2)).status_code == 200
+            (story,) = await explained(served, "last=1")
+            fleet = (await served.client.get(f"{served.admin_url}/fleet")).json()
+    assert sorted((each["attempt"], each["choice"]) for each in story["attempts"]) == [(1, 0), (2, 1)]
+    assert len(floats([story, fleet])) > 20
+    assert [each for each in floats([story, fleet]) if each != round(each, 6)] == []
+
+
 async def test_a_request_is_told_with_each_attempt() -> None:
     """The first engine breaks off before its first token; the second serves."""
     async with ScriptedEngine().running() as first, ScriptedEngine().running() as second:
