@@ -17,11 +17,12 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.core import GaugeMetricFamily, Metric
 from support.browser import browser, looking
-from support.events import DONE
+from support.events import MADE
 from support.gateway import Served, sample, scripted, serving, settings_for
 from support.scripted_engine import HEAD, RESET, ScriptedEngine, completion
 
 from engines.base import EngineInfo, EngineLoad
+from gateway.made import Made
 from gateway.observe.explain import AttemptStory, RequestStory
 from gateway.observe.faults import LastFaults
 from gateway.observe.redact import Redactor
@@ -99,9 +100,9 @@ async def test_what_it_shows_is_what_the_other_paths_say() -> None:
         assert row[1:3] == ["m", row[2]]
         assert row[2].split()[0] == ("up" if each["ready"] else "down")
         assert row[3] == str(each["running"])
-        cached = metrics[sample("interlock_cached_prompt_tokens_total", model="m", engine=each["id"])]
+        cached = metrics.get(sample("interlock_cached_prompt_tokens_total", model="m", engine=each["id"]))
         prompt = metrics[sample("interlock_prompt_tokens_total", model="m", engine=each["id"])]
-        assert row[9] == (f"{cached / prompt:.0%}" if prompt else "–")
+        assert row[9] == ("–" if cached is None else f"{cached / prompt:.0%}")
         assert row[10].split()[0] == str(each["router"]["index_entries"])
     assert engines["a"][4:6] == ["2 + 1 waiting", "25%"]
     (model,) = rows(html, "models")
@@ -249,7 +250,7 @@ def hostile_facts() -> Facts:
     story = RequestStory(HOSTILE, HOSTILE, HOSTILE, HOSTILE, attempts=[attempt] * 6)
     faults = LastFaults(Redactor(), lambda: 0.0, shows=True)
     fault = Fault("invalid_json", 3, True, HOSTILE, 5, False)
-    faults(replace(DONE, request_id=HOSTILE, model=HOSTILE, engine=HOSTILE, format=HOSTILE, faults=(fault,)))
+    faults(replace(MADE, request_id=HOSTILE, model=HOSTILE, engine=HOSTILE, format=HOSTILE, made=Made(faults=(fault,))))
     model = ModelProfile(
         HOSTILE, (HOSTILE,), HOSTILE, True, HOSTILE, HOSTILE + "2", 9, ((HOSTILE, HOSTILE),), ((1, HOSTILE),),
         ((HOSTILE, HOSTILE),), (HOSTILE,), HOSTILE, HOSTILE, HOSTILE, (CheckResult(HOSTILE, False, 1, (HOSTILE,)),),
