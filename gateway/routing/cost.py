@@ -3,9 +3,9 @@
     cost = wait + memory + kappa x (prefill + eviction) - shared + standing
 
 No modes, no thresholds. A hot prefix is copied by itself, once the wait at its holder is longer than the prefill that a copy
-costs, of which each that runs with that prefix now bears its part: it will serve those that come after too. That holds for the
-part of the time, 1 / kappa, in which the engine would have been idle; else the copy keeps others waiting, whoever it is for. A
-conversation moves when the wait is worth making its prompt anew.
+costs, of which each that runs with that prefix now bears its part: it will serve those that come after too. That holds wholly
+while all rest, and the less the busier they are: then the copy keeps others waiting, whoever it is for. A conversation moves when
+the wait is worth making its prompt anew.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,10 @@ from gateway.routing.view import Terms
 
 _BUSIEST = 0.95  # utilisation beyond which kappa rises no more
 _MOST_HOLDS = 4.0
-_ELSEWHERE = 7 / 8  # of the delay that it would be in one queue, as a power: some of those behind it go to another engine
+# Found by measuring on the loads of docs/simulate.md. A second of prefill costs others more than itself while all rest, as those
+# that decode there stand still for it; and less than in one queue when all are busy, as some of those behind it go elsewhere.
+_AT_REST = 1.3
+_ELSEWHERE = 0.7
 _WINDOW_S = 60.0
 
 
@@ -48,10 +51,10 @@ class Need(NamedTuple):
 
 
 def kappa(work_s: float, engines: int, most: float) -> float:
-    """What a second of prefill costs everyone: 1 / (1 - utilisation), from the prefill sent in the last minute to so many
-    engines, and somewhat less where there are several."""
+    """What a second of prefill costs everyone, the more the busier they are: from the prefill sent in the last minute to so many
+    engines. No more than `most`, and at least 1."""
     busy = min(_BUSIEST, work_s / (max(1, engines) * _WINDOW_S))
-    cost: float = (1.0 - busy) ** (-_ELSEWHERE if engines > 1 else -1.0)
+    cost: float = _AT_REST * (1.0 - busy) ** -_ELSEWHERE
     return max(1.0, min(most, cost))
 
 
@@ -86,5 +89,5 @@ def standing_s(load: Load, need: Need) -> float:
 def terms(load: Load, need: Need, kappa: float) -> Terms:
     """The whole cost of a request on an engine."""
     room_s = max(memory_s(load, need), slot_s(load))
-    shared_s = need.prefill_s * need.lent / kappa
+    shared_s = need.prefill_s * need.lent * min(kappa, _AT_REST**2 / kappa)  # all of what is for others, while all rest
     return Terms(load.wait_s, room_s, need.prefill_s, eviction_s(load, need), standing_s(load, need), kappa, shared_s)

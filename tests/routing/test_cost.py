@@ -18,13 +18,13 @@ NEED = Need(units=10, matched=0, pinned=0, answer_units=2, prefill_s=1.0, unit_s
 @pytest.mark.parametrize(
     ("work_s", "engines", "most", "expected"),
     [
-        (0.0, 8, 12.0, 1.0),
-        (240.0, 8, 12.0, 2 ** (7 / 8)),
-        (30.0, 1, 12.0, 2.0),
-        (480.0, 8, 12.0, 12.0),
-        (9e9, 8, 99.0, 20 ** (7 / 8)),
+        (0.0, 8, 12.0, 1.3),
+        (240.0, 8, 12.0, 1.3 * 2**0.7),
+        (30.0, 1, 12.0, 1.3 * 2**0.7),
+        (480.0, 8, 4.0, 4.0),
+        (9e9, 8, 99.0, 1.3 * 20**0.7),
         (240.0, 8, 1.0, 1.0),
-        (0.0, 0, 12.0, 1.0),
+        (0.0, 0, 12.0, 1.3),
     ],
 )
 def test_a_second_of_prefill_costs_more_in_a_busy_fleet(work_s: float, engines: int, most: float, expected: float) -> None:
@@ -62,7 +62,9 @@ def test_the_cost_is_the_sum() -> None:
     assert found.total_s == pytest.approx(3.0 + 10.0 * 2 * 7 / 95 + 2.0 * (1.0 + 1.0) + 0.1)
 
 
-@pytest.mark.parametrize(("busy", "own_s"), [(1.0, 0.25), (2.0, 2.0 - 0.75 / 2), (12.0, 12.0 - 0.75 / 12)])
+@pytest.mark.parametrize(
+    ("busy", "own_s"), [(1.0, 0.25), (1.3, 1.3 * 0.25), (2.0, 2.0 - 0.75 * 1.69 / 2), (12.0, 12.0 - 0.75 * 1.69 / 12)]
+)
 def test_what_is_made_for_others_too_is_not_all_charged_to_one_while_engines_would_rest(busy: float, own_s: float) -> None:
     assert terms(LOAD, NEED._replace(lent=0.75), busy).total_s == pytest.approx(own_s)
 
