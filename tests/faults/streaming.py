@@ -38,6 +38,7 @@ class Seen:
     sent: list[int] = field(default_factory=list)
     queued_s: float = 0.0
     cached: int = 0
+    kept: bool = False  # its connection had brought another request before
 
 
 class Streaming:

@@ -107,7 +107,8 @@ async def test_e3_silence_before_the_headers_ends_in_time_and_closes_upstream(pl
 @pytest.mark.parametrize("mode", ["close_before_headers", "rst_before_headers"])
 async def test_e4_an_end_before_the_headers_is_a_typed_error(place: Place, mode: str) -> None:
     refused(await place.ask(f"[[chaos:{mode}]]"), 502)
-    assert len(place.engine.seen) <= 2, "one more where the first went out on a kept connection"
+    first, *again = place.engine.seen
+    assert [each.kept for each in again] == [False] * first.kept, "one more where the first went out on a kept connection"
     assert place.record["attempts"] == 1
 
 
@@ -257,9 +258,10 @@ async def test_e13_a_connection_with_data_after_the_end_is_not_used_again(place:
 async def test_e13_a_connection_whose_answer_came_whole_is_used_again(no_leaks: NoLeaks) -> None:
     async with placed(no_leaks, "vllm") as place:
         await place.ask("[[chaos:coalesce]]")
-        await place.ask("x")
-        first, second = place.engine.seen
-        assert first.connection == second.connection
+        for _ in range(4):  # those that the engine was asked on for its load are kept too
+            await place.ask("x")
+        first, *later = place.engine.seen
+        assert first.connection in {each.connection for each in later}
 
 
 @pytest.mark.parametrize("code", [500, 503])

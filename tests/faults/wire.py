@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
         self.closed = asyncio.Event()
         self.closed_s: float | None = None
         self.doom: Doom | None = None  # what the next request meets
+        self.requests = 0  # that it has brought
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -91,6 +92,7 @@ class Connection(asyncio.Protocol):
                 return None
         body = bytes(self._buffer[end + 4 : size])
         del self._buffer[:size]
+        self.requests += 1
         method, path, _ = first.split(" ", 2)
         return Request(method, path, headers, body)
 
