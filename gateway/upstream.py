@@ -4,8 +4,9 @@ It is the only place on the data path that knows the HTTP library. Bodies are re
 nobody reads, so that a slow client slows its engine and nothing piles up between them.
 
 A kept connection may be closed by the engine just as the next call goes out on it (llama.cpp closes after each stream, whatever
-its headers say). Such a call is sent once more, on a connection made for it; what fails there has failed. So an engine that dies
-of a request gets it twice at the most; one that cannot be reached any more then counts as gone, not as unreachable.
+its headers say). Such a call, of whose answer nothing has come, is sent once more, on a connection made for it; what fails there
+has failed. So an engine that dies of a request gets it twice at the most; one that cannot be reached any more then counts as
+gone, not as unreachable.
 
 Invariant: a connection is used again only after `release`, and only where nothing came after the answer's end.
 """
@@ -184,8 +185,8 @@ class Upstream:
         """Sends it and waits for the headers: on a kept connection, where there is one, and on a new one where that had ended."""
         try:
             response = await self._sent(self._session, method, url, headers, body, connect_s=connect_s)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if _MADE.get():
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if _MADE.get() or _begun(error):
                 raise
             try:
                 response = await self._sent(self._once, method, url, headers, body, connect_s=connect_s)
@@ -214,6 +215,11 @@ class Upstream:
             if self._stood_s() - stood_s < connect_s * _STOOD_STILL:
                 raise
         return await send()
+
+
+def _begun(error: aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) -> bool:
+    """Whether the connection ended amid the answer's headers, which the library has then read in part."""
+    return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
 
 
 def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:

@@ -123,6 +123,26 @@ async def test_a_call_that_no_new_connection_answers_has_failed() -> None:
     assert len(running.calls) == 3  # answered; on the kept connection; on a new one
 
 
+@pytest.mark.parametrize("end", [CLOSE, RESET])
+async def test_a_call_on_a_connection_made_for_it_is_never_sent_again(end: str) -> None:
+    async with engine([end]) as (running, upstream):
+        for calls in (1, 2, 3):
+            with pytest.raises(EngineGone):
+                await opened(upstream, running.url)
+            assert (len(running.calls), running.connections) == (calls, calls)
+
+
+@pytest.mark.parametrize("part", [b"H", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ncontent-type: text/"])
+async def test_a_call_whose_answer_has_begun_is_not_sent_again(part: bytes) -> None:
+    async with engine(KEPT) as (running, upstream):
+        await whole(await opened(upstream, running.url))
+        running.script = lambda seen: [part, CLOSE]
+        with pytest.raises(EngineGone):
+            await opened(upstream, running.url)
+        assert running.connections == 1
+    assert len(running.calls) == 2
+
+
 async def test_a_call_is_sent_once_more_however_many_connections_are_kept() -> None:
     async with engine(KEPT) as (running, upstream):
         for exchange in [await opened(upstream, running.url) for _ in range(5)]:

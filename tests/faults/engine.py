@@ -231,7 +231,9 @@ class FaultEngine:
         body, kind = request.value, GENERATES[request.path]
         chosen = self._fault_of(text_of(body["prompt"]))
         limit = body.get("n_predict" if kind == "llamacpp" else "max_tokens")
-        seen = Seen(next(self._numbers), number, kind, chosen.mode, body["prompt"], limit, self._loop.time(), kept=connection.requests > 1)
+        seen = Seen(
+            next(self._numbers), number, kind, chosen.mode, body["prompt"], limit, self._loop.time(), kept=connection.requests > 1
+        )
         self.seen.append(seen)
         try:
             stays = await self._faulty(connection, request, seen, chosen)
