@@ -191,6 +191,7 @@ class FaultEngine:
         settings = {"n_ctx": CONTEXT_TOKENS}
         return {
             "/props": {"build_info": "fault-1", "model_alias": "m", "default_generation_settings": settings, "total_slots": 4},
+            "/slots": [{"id": number, "n_ctx": CONTEXT_TOKENS, "is_processing": False} for number in range(4)],
             "/version": {"version": "0.0.fault"},
             "/v1/models": {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": CONTEXT_TOKENS}]},
         }
