@@ -171,11 +171,11 @@ class FaultEngine:
                 await connection.closed.wait()
                 return False
             await connection.reply(200 if self.healthy else 503, {"status": "ok" if self.healthy else "error"})
-        elif path == "/metrics":
+        elif path in ("/metrics", "/slots"):
             if self.metrics == "hang":
                 await connection.closed.wait()
                 return False
-            await connection.reply(200 if self.metrics else 503, self.exposed(), content_type="text/plain; version=0.0.4")
+            await self._tell_load(connection, path)
         elif path == "/tokenize":
             text = request.value.get("content", request.value.get("prompt"))
             await connection.reply(200, {"tokens": small_tokenizer().encode(text)})
@@ -186,12 +186,18 @@ class FaultEngine:
             await connection.reply(404, {"error": {"code": 404, "message": "no such path", "type": "not_found_error"}})
         return True
 
+    async def _tell_load(self, connection: Connection, path: str) -> None:
+        status = 200 if self.metrics else 503
+        if path == "/slots":
+            await connection.reply(status, [{"id": number, "n_ctx": CONTEXT_TOKENS} for number in range(4)])
+        else:
+            await connection.reply(status, self.exposed(), content_type="text/plain; version=0.0.4")
+
     def _told(self) -> dict[str, object]:
         """What it says of itself, as each kind says it."""
         settings = {"n_ctx": CONTEXT_TOKENS}
         return {
             "/props": {"build_info": "fault-1", "model_alias": "m", "default_generation_settings": settings, "total_slots": 4},
-            "/slots": [{"id": number, "n_ctx": CONTEXT_TOKENS, "is_processing": False} for number in range(4)],
             "/version": {"version": "0.0.fault"},
             "/v1/models": {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": CONTEXT_TOKENS}]},
         }
