@@ -18,7 +18,8 @@ from support.gateway import Served, serving, settings_for
 from support.llamacpp import running_engine, smollm2_file
 from support.talks import PATIENCE_S, Turn, Watch, rounds, table, talks, watching
 
-from gateway.fleet import probe
+from gateway.fleet import loads, probe
+from gateway.fleet.loads import LoadTimes
 from gateway.fleet.probe import ProbeTimes
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -108,8 +109,10 @@ async def _endless(served: Served, number: int) -> None:
 async def test_a_restart_that_nobody_saw_is_believed_wrongly_three_times_at_most(
     pair: Mapping[str, str], spare: "Spare", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two probes, while no request runs: no connection breaks. Its address leads to another engine, which has nothing."""
+    """Between two probes, while no request runs: no connection breaks, and its counts, which begin anew, are not asked for. Its
+    address leads to another engine, which has nothing."""
     monkeypatch.setattr(probe, "ProbeTimes", lambda: ProbeTimes(ready_s=3600))
+    monkeypatch.setattr(loads, "LoadTimes", lambda: LoadTimes(every_s=3600))
     door = Door(pair["a"])
     async with door.working(), gateway({"a": door.url, "b": pair["b"]}) as (served, watch):
         all_talks = talks(6, seed=3)
