@@ -16,7 +16,7 @@ _BUSIEST = 0.95  # utilisation beyond which kappa rises no more
 _MOST_HOLDS = 4.0
 # Found by measuring on the loads of docs/simulate.md. A second of prefill costs others more than itself while all rest, as those
 # that decode there stand still for it; and less than in one queue when all are busy, as some of those behind it go elsewhere.
-_AT_REST = 1.3
+_AT_REST = 1.29
 _ELSEWHERE = 0.7
 _WINDOW_S = 60.0
 

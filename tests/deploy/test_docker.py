@@ -198,7 +198,7 @@ def _engine(image: Building, stages: dict[str, Stage], port: int) -> Iterator[No
     arguments[at + 1] = "127.0.0.1"
     arguments[arguments.index("--port") + 1] = str(port)
     command = [str(image.root / "opt/interlock/bin" / program), *(image.placed(each) for each in arguments)]
-    environ = {**image.environment(stages["base"], stages["demo"]), **service["environment"]}
+    environ = {**image.environment(stages["base"], stages["demo"]), **service.get("environment", {})}
     with _running(command, environ, image.root) as child:
         wait_ready(port, child)
         yield

@@ -18,13 +18,13 @@ NEED = Need(units=10, matched=0, pinned=0, answer_units=2, prefill_s=1.0, unit_s
 @pytest.mark.parametrize(
     ("work_s", "engines", "most", "expected"),
     [
-        (0.0, 8, 12.0, 1.3),
-        (240.0, 8, 12.0, 1.3 * 2**0.7),
-        (30.0, 1, 12.0, 1.3 * 2**0.7),
+        (0.0, 8, 12.0, 1.29),
+        (240.0, 8, 12.0, 1.29 * 2**0.7),
+        (30.0, 1, 12.0, 1.29 * 2**0.7),
         (480.0, 8, 4.0, 4.0),
-        (9e9, 8, 99.0, 1.3 * 20**0.7),
+        (9e9, 8, 99.0, 1.29 * 20**0.7),
         (240.0, 8, 1.0, 1.0),
-        (0.0, 0, 12.0, 1.3),
+        (0.0, 0, 12.0, 1.29),
     ],
 )
 def test_a_second_of_prefill_costs_more_in_a_busy_fleet(work_s: float, engines: int, most: float, expected: float) -> None:
@@ -63,7 +63,7 @@ def test_the_cost_is_the_sum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "own_s"), [(1.0, 0.25), (1.3, 1.3 * 0.25), (2.0, 2.0 - 0.75 * 1.69 / 2), (12.0, 12.0 - 0.75 * 1.69 / 12)]
+    ("busy", "own_s"), [(1.0, 0.25), (1.29, 1.29 * 0.25), (2.0, 2.0 - 0.75 * 1.29**2 / 2), (12.0, 12.0 - 0.75 * 1.29**2 / 12)]
 )
 def test_what_is_made_for_others_too_is_not_all_charged_to_one_while_engines_would_rest(busy: float, own_s: float) -> None:
     assert terms(LOAD, NEED._replace(lent=0.75), busy).total_s == pytest.approx(own_s)
