@@ -182,6 +182,8 @@ STAMPS = {
     "gateway/voice.py": "the date that a template asks for",
     "gateway/prompt/worker.py": "the same, in a process that renders",
     "gateway/upstream.py": "Retry-After may be a date",
+    "gateway/observe/series.py": "the stamp of an exemplar",
+    "gateway/server/page.py": "when the operator's page was made",
 }
 
 
