@@ -23,7 +23,7 @@ SPIN = "import time\nwhile time.process_time() < 0.5: pass\n"
     [
         (199.0, 1590.0, []),
         (201.0, 1590.0, ["a chunk costs 2.01x"]),
-        (199.0, 1610.0, ["a request costs 4.03x"]),
+        (199.0, 1812.0, ["a request costs 4.53x"]),
         (400.0, 4000.0, ["a chunk costs 4.00x", "a request costs 10.00x"]),
     ],
 )
