@@ -64,7 +64,7 @@ def test_what_looks_like_a_credential_goes_and_nothing_else(text: str, left: str
         '"required": ["username", "password", "email"]',
         '{"password": {"type": "string", "description": "what it is"}}',
         '{"secrets": [], "tokens": ["abc123def456"]}',
-        "pwd: /work/main PWD=~/a",
+        "pwd: /home/b PWD=~/a",
         "http://127.0.0.1:8000/v1?to=a@b.example mail me@host.example",
         "engine a@10.0.0.1 is up; the key is under the mat; a token of love",
         "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
