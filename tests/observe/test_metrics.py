@@ -291,8 +291,8 @@ def test_no_client_and_no_engine_makes_series() -> None:
         metrics(AttemptStarted(word, 1, engine=word, model=word, at_s=0.0, why=word))
         metrics(Prefilled(word, 1, word, word, 0.1, EXPECTED))
         metrics(CacheTold(word, 1, word, word, 50, EXPECTED))
-        failed = Made(failures={word: 1})  # type: ignore[dict-item]  # a kind that there is not
-        metrics(replace(MADE, request_id=word, model=word, engine=word, format=word, made=failed))
+        unheard = Made(failures={word: 1})  # type: ignore[dict-item]  # a kind that there is not
+        metrics(replace(MADE, request_id=word, model=word, engine=word, format=word, made=unheard))
         metrics(AttemptFailed(word, 1, engine=word, reason=word, model=word))
         metrics(NotRetried(word, 1, why=word, model=word))
         metrics(
